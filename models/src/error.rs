@@ -1,0 +1,48 @@
+//! Errors of model files.
+
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// A model file that cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The file cannot be opened, mapped or read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is damaged, truncated or not of its format.
+    #[error("{}: {field}: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Field or tensor.
+        field: String,
+        /// Wanted and found.
+        reason: String,
+    },
+    /// The file is sound but declares something that is not implemented.
+    #[error("{}: {feature} is not supported; supported: {supported}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The declared feature, e.g. `architecture "mamba"`.
+        feature: String,
+        /// What there is instead.
+        supported: String,
+    },
+    /// Something every model of this kind has is not in the file.
+    #[error("{}: {what} is missing{}", path.display(), if remedy.is_empty() { String::new() } else { format!("; {remedy}") })]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// Tensor or field.
+        what: String,
+        /// What to do; may be empty.
+        remedy: String,
+    },
+}

@@ -1,0 +1,145 @@
+//! A model as a backend sees it: configuration and tensors by role.
+
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::tensor::Tensor;
+use crate::vocabulary::Vocabulary;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A weight of one decoder layer. Matrices are output features × input features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum LayerTensor {
+    /// RMSNorm before attention.
+    InputNorm,
+    /// Query projection.
+    Q,
+    /// Query bias.
+    QBias,
+    /// RMSNorm of each query head.
+    QNorm,
+    /// Key projection.
+    K,
+    /// Key bias.
+    KBias,
+    /// RMSNorm of each key head.
+    KNorm,
+    /// Value projection.
+    V,
+    /// Value bias.
+    VBias,
+    /// Output projection of attention.
+    O,
+    /// RMSNorm before the feed-forward block.
+    PostAttentionNorm,
+    /// Gate projection.
+    Gate,
+    /// Up projection.
+    Up,
+    /// Down projection.
+    Down,
+}
+
+/// What a tensor is for, whatever the file calls it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum TensorRole {
+    /// Token embedding, vocabulary × hidden size.
+    TokenEmbedding,
+    /// RMSNorm after the last layer.
+    FinalNorm,
+    /// Head, vocabulary × hidden size; absent when tied.
+    Head,
+    /// Factors of the RoPE frequencies.
+    RopeFactors,
+    /// A layer's tensor.
+    Layer(usize, LayerTensor),
+}
+
+/// Kind of model file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// A GGUF file.
+    Gguf,
+}
+
+/// An opened model: configuration, vocabulary, tensors. Holds mappings, no copies.
+#[derive(Debug, Clone)]
+pub struct ModelSource {
+    path: PathBuf,
+    format: Format,
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    tensors: BTreeMap<TensorRole, Tensor>,
+}
+
+impl ModelSource {
+    /// Puts a source together; readers have checked every tensor's shape against `config`.
+    #[must_use]
+    pub fn new(
+        path: PathBuf,
+        format: Format,
+        config: ModelConfig,
+        vocabulary: Vocabulary,
+        tensors: BTreeMap<TensorRole, Tensor>,
+    ) -> Self {
+        Self { path, format, config, vocabulary, tensors }
+    }
+
+    /// File or directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Kind of file.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Shape and constants.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Tokens and template.
+    #[must_use]
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// The tensor of `role`, if the file has it.
+    #[must_use]
+    pub fn tensor(&self, role: TensorRole) -> Option<&Tensor> {
+        self.tensors.get(&role)
+    }
+
+    /// The tensor of `role`.
+    ///
+    /// # Errors
+    /// [`ModelError::Missing`].
+    pub fn require(&self, role: TensorRole) -> Result<&Tensor, ModelError> {
+        self.tensor(role).ok_or_else(|| ModelError::Missing {
+            path: self.path.clone(),
+            what: format!("the tensor for {role:?}"),
+            remedy: "the file is incomplete or of another architecture".to_owned(),
+        })
+    }
+
+    /// The head's matrix: [`TensorRole::Head`], or the embedding when tied.
+    ///
+    /// # Errors
+    /// [`ModelError::Missing`].
+    pub fn head(&self) -> Result<&Tensor, ModelError> {
+        if self.config.tied_head { self.require(TensorRole::TokenEmbedding) } else { self.require(TensorRole::Head) }
+    }
+
+    /// All tensors by role.
+    pub fn tensors(&self) -> impl Iterator<Item = (TensorRole, &Tensor)> {
+        self.tensors.iter().map(|(role, tensor)| (*role, tensor))
+    }
+}
