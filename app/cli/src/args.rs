@@ -1,0 +1,245 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+/// Small language models on AMD Ryzen AI NPUs, and on the CPU where there is none.
+#[derive(Debug, Parser)]
+#[command(name = "npuhal", version, propagate_version = true, arg_required_else_help = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+}
+
+/// Flags of every command.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GlobalArgs {
+    /// Folder that holds the models [default: the user's data folder]
+    #[arg(long, global = true, env = "NPUHAL_MODELS", value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Global options")]
+    pub(crate) models_dir: Option<PathBuf>,
+
+    /// Use no network: a model that is not here is an error
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) offline: bool,
+
+    /// Say more on stderr (-vv: everything)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
+    pub(crate) verbose: u8,
+
+    /// Say nothing on stderr but errors
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Global options")]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answer a prompt; without one, chat
+    Run(RunArgs),
+    /// Chat in the terminal
+    Chat(ChatArgs),
+    /// Download a model of the catalogue and verify it
+    Pull(PullArgs),
+    /// List the models that are here and those that can be pulled
+    List(ListArgs),
+    /// Remove a model from the models folder
+    Rm(RmArgs),
+    /// Show what a model file holds
+    Inspect(InspectArgs),
+    /// Show the devices and whether each can be used
+    Devices(DevicesArgs),
+    /// Measure prefill and decode speed
+    Bench(BenchArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Which model, and where it runs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ModelArgs {
+    /// Model: a name of the catalogue or the path of a GGUF file
+    #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: String,
+
+    /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: String,
+
+    /// Arithmetic of the CPU: fast, or exact (the slow reference)
+    #[arg(long, value_name = "NAME", default_value = "fast")]
+    pub(crate) numerics: String,
+
+    /// Threads [default: the number of cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+
+    /// Positions of the context [default: the model's own, at most 8192]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) context: Option<u32>,
+}
+
+/// How an answer is made.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Generation")]
+pub(crate) struct GenerationArgs {
+    /// System message [default: the one of the model's template]
+    #[arg(short, long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Tokens to generate at most [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+
+    /// Randomness, 0 to 2; 0 is greedy
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+
+    /// Keep the most probable tokens that reach this probability together
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) top_p: f64,
+
+    /// Keep the K most probable tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) top_k: u32,
+
+    /// Drop tokens less probable than this share of the best one
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub(crate) min_p: f64,
+
+    /// Divide the logits of tokens seen before; 1 is off
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    pub(crate) repetition_penalty: f64,
+
+    /// Lower the logits of tokens seen before, once
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f64,
+
+    /// Lower the logits of tokens seen before, each time
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f64,
+
+    /// Seed of the draws; the same seed gives the same answer
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// End the answer before this text (may be given up to 4 times)
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+
+    /// Print the figures of each answer on stderr
+    #[arg(long)]
+    pub(crate) stats: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The prompt; several words are joined by spaces. Piped input is put behind it
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompt: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    #[command(flatten)]
+    pub(crate) generation: GenerationArgs,
+
+    /// Continue the prompt as plain text, without a chat template
+    #[arg(long, help_heading = "Generation")]
+    pub(crate) raw: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    #[command(flatten)]
+    pub(crate) generation: GenerationArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// Names of the catalogue
+    #[arg(value_name = "MODEL", default_value = "smollm2-135m")]
+    pub(crate) models: Vec<String>,
+
+    /// Hash the file again even if it was verified before
+    #[arg(long)]
+    pub(crate) verify: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// Names of the catalogue, or file names in the models folder
+    #[arg(value_name = "MODEL", required = true)]
+    pub(crate) models: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A GGUF file, or a name of the catalogue
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: String,
+
+    /// Also list every tensor and every metadata key
+    #[arg(long)]
+    pub(crate) all: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    /// Prefill sizes
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "32,128,512", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) pp: Vec<u32>,
+
+    /// Decode steps
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tg: u32,
+
+    /// Context lengths at which decoding starts
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,512")]
+    pub(crate) depths: Vec<u32>,
+
+    /// Repeat every test this often and report medians
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+
+    /// One JSON object a line
+    #[arg(long)]
+    pub(crate) jsonl: bool,
+
+    /// Only load, prefill N ids, print one line and exit: time to first token
+    #[arg(long, value_name = "N", conflicts_with_all = ["ttft_text"], value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ttft: Option<u32>,
+
+    /// The same from a text: tokenizer and template included
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) ttft_text: Option<String>,
+}
