@@ -11,15 +11,21 @@
 //! * Control tokens come from the chat template only; message text is encoded as plain text.
 
 pub mod config;
+pub mod detokenizer;
 pub mod error;
 pub mod gguf;
 pub mod map;
 pub mod quant;
 pub mod source;
 pub mod tensor;
+pub mod text_error;
+pub mod tokenizer;
 pub mod vocabulary;
 
 pub use config::ModelConfig;
+pub use detokenizer::StreamDetokenizer;
 pub use error::ModelError;
 pub use source::{ModelSource, TensorRole};
 pub use tensor::{Tensor, WeightType};
+pub use text_error::TextError;
+pub use tokenizer::{ControlTokens, Specials, Tokenizer};

@@ -1,0 +1,99 @@
+//! Errors of tokenizers and chat templates.
+
+use npuhal_core::stage::TokenId;
+use thiserror::Error;
+
+/// A text that cannot be encoded, a vocabulary that cannot be used, or a template that fails.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The file's tokenizer model is not implemented.
+    #[error("tokenizer model {model:?} is not supported; supported: {supported}")]
+    UnsupportedModel {
+        /// What the file states.
+        model: String,
+        /// What there is.
+        supported: &'static str,
+    },
+    /// The file's pre-tokenizer is not implemented.
+    #[error("pre-tokenizer {name:?} is not supported; supported: {supported}")]
+    UnsupportedPreTokenizer {
+        /// What the file states.
+        name: String,
+        /// What there is.
+        supported: &'static str,
+    },
+    /// The vocabulary contradicts itself.
+    #[error("vocabulary: {field}: wanted {wanted}, found {found}; the model file is damaged or badly converted")]
+    Vocabulary {
+        /// Part of the vocabulary.
+        field: &'static str,
+        /// What was expected.
+        wanted: String,
+        /// What there is.
+        found: String,
+    },
+    /// The text has a byte for which the vocabulary has no token.
+    #[error("the vocabulary has no token for byte {byte:#04x} of the text; this model cannot read it")]
+    NoTokenForByte {
+        /// The byte.
+        byte: u8,
+    },
+    /// The tokenizer library failed.
+    #[error("tokenizer: {reason}")]
+    Encode {
+        /// What it said.
+        reason: String,
+    },
+    /// An id that is not in the vocabulary.
+    #[error("token id {id} is not in the vocabulary of {vocab_size}")]
+    UnknownId {
+        /// The id.
+        id: TokenId,
+        /// Tokens there are.
+        vocab_size: usize,
+    },
+    /// The model has no chat template and none of the built-in ones fits.
+    #[error(
+        "the model has no chat template and its vocabulary fits none of the built-in ones ({builtin}): it is not a chat \
+         model; give the text as a raw completion instead of messages"
+    )]
+    NotAChatModel {
+        /// Names of the built-in templates.
+        builtin: &'static str,
+    },
+    /// The template is no valid Jinja.
+    #[error("chat template, line {line}: {reason}\n  {text}")]
+    TemplateSyntax {
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+        /// That line of the template.
+        text: String,
+    },
+    /// The template itself refused the conversation, by `raise_exception`.
+    #[error("the model's chat template refuses this conversation: {message}")]
+    TemplateRaised {
+        /// The template's words.
+        message: String,
+    },
+    /// The template failed while rendering.
+    #[error("chat template, line {line}: {reason}\n  {text}")]
+    TemplateFailed {
+        /// Line, from 1.
+        line: usize,
+        /// What happened.
+        reason: String,
+        /// That line of the template.
+        text: String,
+    },
+    /// The template needed more steps, or made more text, than any real one does.
+    #[error("chat template stopped: it exceeds {limit} {what}; it loops or grows without end")]
+    TemplateLimit {
+        /// What is limited.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+}
