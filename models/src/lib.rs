@@ -10,14 +10,19 @@
 //! * There is one generation loop ([`generate`]); CLI, server, bench and parity all use it.
 //! * Control tokens come from the chat template only; message text is encoded as plain text.
 
+pub mod catalogue;
 pub mod config;
 pub mod error;
 pub mod map;
+pub mod pull;
 pub mod source;
+pub mod store;
 pub mod tensor;
 pub mod vocabulary;
 
+pub use catalogue::Catalogue;
 pub use config::ModelConfig;
 pub use error::ModelError;
 pub use source::{ModelSource, TensorRole};
+pub use store::Store;
 pub use tensor::{Tensor, WeightType};
