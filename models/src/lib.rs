@@ -10,22 +10,27 @@
 //! * There is one generation loop ([`generate`]); CLI, server, bench and parity all use it.
 //! * Control tokens come from the chat template only; message text is encoded as plain text.
 
+pub mod catalogue;
 pub mod config;
 pub mod detokenizer;
 pub mod error;
 pub mod gguf;
 pub mod map;
 pub mod quant;
+pub mod pull;
 pub mod source;
+pub mod store;
 pub mod tensor;
 pub mod text_error;
 pub mod tokenizer;
 pub mod vocabulary;
 
+pub use catalogue::Catalogue;
 pub use config::ModelConfig;
 pub use detokenizer::StreamDetokenizer;
 pub use error::ModelError;
 pub use source::{ModelSource, TensorRole};
+pub use store::Store;
 pub use tensor::{Tensor, WeightType};
 pub use text_error::TextError;
 pub use tokenizer::{ControlTokens, Specials, Tokenizer};
