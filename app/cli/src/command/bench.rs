@@ -1,0 +1,219 @@
+//! `npuhal bench`: prefill and decode speed of the whole engine, on ids that need no tokenizer.
+
+use crate::Host;
+use crate::args::BenchArgs;
+use crate::command::run::peak_memory_bytes;
+use crate::error::CliError;
+use crate::session::{Plan, plan};
+use crate::terminal::say;
+use npuhal_core::stage::{Control, HiddenRows, Row, SequenceId, Session, Stepper, TokenId, Want};
+use npuhal_models::sampling::greedy;
+use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// Ids of the warm-up: enough to touch every weight and to wake the threads.
+const WARM_UP_TOKENS: u32 = 8;
+
+pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
+    let started = Instant::now();
+    if args.ttft.is_some() || args.ttft_text.is_some() {
+        return first_token(host, args, started);
+    }
+    let mut args = args.clone();
+    let deepest = args.depths.iter().max().map_or(0, |depth| depth + args.tg);
+    let needed = args.pp.iter().copied().max().unwrap_or(0).max(deepest).max(WARM_UP_TOKENS);
+    args.model.context = Some(args.model.context.unwrap_or(0).max(needed));
+    let plan = plan(host, &args.model)?;
+    let mut stepper = stepper(&plan)?;
+    let mut bed = Bed::new(stepper.as_mut(), &host.control);
+    bed.prefill(WARM_UP_TOKENS)?;
+    let mut table = vec![("TEST".to_owned(), "TOK/S".to_owned())];
+    for test in tests(&args) {
+        let mut rates = Vec::new();
+        for _ in 0..args.rounds {
+            let elapsed = match test {
+                Test::Prefill { tokens } => bed.prefill(tokens)?,
+                Test::Decode { depth, tokens } => bed.decode(depth, tokens)?,
+            };
+            rates.push(f64::from(test.tokens()) / elapsed.as_secs_f64().max(f64::MIN_POSITIVE));
+        }
+        let tps = median(&mut rates);
+        if args.jsonl {
+            say(&format!("{}\n", json!({ "test": test.name(), "tps": round(tps) })))?;
+        } else {
+            table.push((test.name(), format!("{tps:.1}")));
+        }
+    }
+    if !args.jsonl {
+        let width = table.iter().map(|row| row.0.len()).max().unwrap_or(0);
+        for (name, rate) in table {
+            say(&format!("{name:width$}  {rate:>8}\n"))?;
+        }
+        if let Some(peak_bytes) = peak_memory_bytes() {
+            host.voice.note(format_args!("peak memory {:.0} MiB", peak_bytes as f64 / (1 << 20) as f64));
+        }
+    }
+    Ok(())
+}
+
+/// Time from the start of the command to the first token.
+fn first_token(host: &Host, args: &BenchArgs, started: Instant) -> Result<(), CliError> {
+    let plan = plan(host, &args.model)?;
+    let (ids, what) = match &args.ttft_text {
+        Some(text) => {
+            let tokenizer = plan.tokenizer(host)?;
+            let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
+            let input = ChatInput::new(vec![ChatMessage::new("user", text)]);
+            (encode_chat(&tokenizer, &template, &input)?, "ttft-text")
+        }
+        None => (ids(args.ttft.unwrap_or(1), plan.model.config().vocab_size), "ttft"),
+    };
+    let mut stepper = stepper(&plan)?;
+    let mut bed = Bed::new(stepper.as_mut(), &host.control);
+    bed.run(&ids, 0)?;
+    let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;
+    let line = json!({
+        "test": format!("{what}{}", ids.len()),
+        "ms": round(elapsed_ms),
+        "peak_rss_bytes": peak_memory_bytes(),
+    });
+    Ok(say(&format!("{line}\n"))?)
+}
+
+#[derive(Clone, Copy)]
+enum Test {
+    Prefill { tokens: u32 },
+    Decode { depth: u32, tokens: u32 },
+}
+
+impl Test {
+    fn tokens(self) -> u32 {
+        match self {
+            Self::Prefill { tokens } | Self::Decode { tokens, .. } => tokens,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Prefill { tokens } => format!("pp{tokens}"),
+            Self::Decode { depth, tokens } => format!("tg{tokens}@d{depth}"),
+        }
+    }
+}
+
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let prefill = args.pp.iter().map(|&tokens| Test::Prefill { tokens });
+    let decode = args.depths.iter().map(|&depth| Test::Decode { depth, tokens: args.tg });
+    prefill.chain(decode).collect()
+}
+
+/// A stepper under measurement.
+struct Bed<'a> {
+    stepper: &'a mut dyn Stepper,
+    logits: HiddenRows,
+    control: &'a Control,
+}
+
+impl<'a> Bed<'a> {
+    fn new(stepper: &'a mut dyn Stepper, control: &'a Control) -> Self {
+        Self { stepper, logits: HiddenRows::new(), control }
+    }
+
+    /// A fresh cache, `tokens` ids in one forward, one argmax.
+    fn prefill(&mut self, tokens: u32) -> Result<Duration, CliError> {
+        let ids = ids(tokens, self.stepper.vocab_size());
+        self.within(|bed| {
+            let started = Instant::now();
+            bed.run(&ids, 0)?;
+            Ok(started.elapsed())
+        })
+    }
+
+    /// A fresh cache, `depth` ids prefilled outside the time, then `tokens` single steps, each argmax feeding the next.
+    fn decode(&mut self, depth: u32, tokens: u32) -> Result<Duration, CliError> {
+        let ids = ids(depth.max(1), self.stepper.vocab_size());
+        self.within(|bed| {
+            let mut token = ids[0];
+            if depth > 0 {
+                token = bed.run(&ids, 0)?;
+            }
+            let started = Instant::now();
+            for step in 0..tokens {
+                token = bed.run(&[token], depth + step)?;
+            }
+            Ok(started.elapsed())
+        })
+    }
+
+    fn within(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<Duration, CliError>,
+    ) -> Result<Duration, CliError> {
+        self.stepper.begin()?;
+        self.stepper.truncate(SequenceId(0), 0);
+        let result = work(self);
+        self.stepper.end();
+        result
+    }
+
+    /// One forward of `ids` from position `from`, and the argmax of its last row.
+    fn run(&mut self, ids: &[TokenId], from: u32) -> Result<TokenId, CliError> {
+        let sequence = SequenceId(0);
+        let rows: Vec<Row> =
+            (from..).zip(ids).map(|(position, &token)| Row { sequence, token, position }).collect();
+        self.stepper.step(&rows, Want::Last, &mut self.logits, self.control)?;
+        Ok(greedy(self.logits.row(0))?)
+    }
+}
+
+fn stepper(plan: &Plan) -> Result<Box<dyn Stepper>, CliError> {
+    match plan.open()? {
+        Session::Stepper(stepper) => Ok(stepper),
+        Session::Generator(_) => {
+            Err(CliError::Usage("this route chooses tokens itself; bench measures routes that yield logits".to_owned()))
+        }
+    }
+}
+
+/// Ids of a linear congruential generator: `s = s·6364136223846793005 + 1442695040888963407` from 42, id = `(s >> 33) mod
+/// vocabulary`.
+fn ids(count: u32, vocab_size: usize) -> Vec<TokenId> {
+    let mut state = 42u64;
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % vocab_size.max(1) as u64) as TokenId
+        })
+        .collect()
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+fn round(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_follow_the_stated_generator() {
+        // From the recurrence, computed apart from it.
+        let first = 42u128 * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407;
+        let first = (first & u128::from(u64::MAX)) as u64;
+        assert_eq!(ids(1, 49152), [((first >> 33) % 49152) as u32]);
+        assert!(ids(1000, 151_936).iter().all(|&id| id < 151_936));
+    }
+
+    #[test]
+    fn the_median_of_an_even_count_is_between_the_middle_two() {
+        assert_eq!(median(&mut [4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+    }
+}

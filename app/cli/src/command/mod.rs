@@ -1,0 +1,10 @@
+//! One module a command.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod devices;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod pull;
+pub(crate) mod rm;
+pub(crate) mod run;

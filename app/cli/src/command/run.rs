@@ -1,0 +1,134 @@
+//! `npuhal run`: one answer to a prompt; without a prompt at a terminal, a chat.
+
+use crate::Host;
+use crate::args::{GenerationArgs, RunArgs};
+use crate::command::chat;
+use crate::error::CliError;
+use crate::session::plan;
+use crate::terminal::say;
+use npuhal_core::RunError;
+use npuhal_models::generate::{GenerateError, Generation, TextGenerator};
+use npuhal_models::stats::GenerationStats;
+use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use npuhal_models::{Specials, Tokenizer};
+use std::io::{self, IsTerminal, Read};
+use std::ops::ControlFlow;
+
+/// Piped prompts are read up to this size: more than any context holds.
+const STDIN_LIMIT_BYTES: u64 = 16 << 20;
+
+pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
+    let Some(prompt) = prompt(&args.prompt)? else {
+        if args.raw {
+            return Err(CliError::Usage("--raw continues a prompt; give one, or pipe it".to_owned()));
+        }
+        return chat::chat(host, &args.model, &args.generation);
+    };
+    let plan = plan(host, &args.model)?;
+    let tokenizer = plan.tokenizer(host)?;
+    let ids = if args.raw {
+        if args.generation.system.is_some() {
+            return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".to_owned()));
+        }
+        raw_ids(&tokenizer, &prompt)?
+    } else {
+        let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
+        let mut messages = Vec::new();
+        messages.extend(args.generation.system.as_deref().map(|system| ChatMessage::new("system", system)));
+        messages.push(ChatMessage::new("user", &prompt));
+        encode_chat(&tokenizer, &template, &ChatInput::new(messages))?
+    };
+    let mut generator = TextGenerator::new(plan.open()?);
+    let answer = answer(host, &args.generation, &mut generator, &tokenizer, ids)?;
+    if !answer.text.ends_with('\n') {
+        say("\n")?;
+    }
+    if args.generation.stats {
+        host.voice.note(stats_line(&answer.stats));
+    }
+    Ok(())
+}
+
+/// Generates and prints the answer to `prompt` as it comes.
+pub(crate) fn answer(
+    host: &Host,
+    args: &GenerationArgs,
+    generator: &mut TextGenerator,
+    tokenizer: &Tokenizer,
+    prompt: Vec<u32>,
+) -> Result<Generation, CliError> {
+    let request = args.request(prompt, generator.positions())?;
+    let mut written = Ok(());
+    let mut receiver = |piece: &npuhal_models::sequence::Piece| {
+        written = say(&piece.text);
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let result = generator.generate(&request, tokenizer, &mut receiver, &host.control);
+    written?;
+    result.map_err(|error| match error {
+        GenerateError::Run(RunError::Cancelled) => CliError::Interrupted,
+        other => other.into(),
+    })
+}
+
+/// `prompt tokens … tok/s`, for people.
+pub(crate) fn stats_line(stats: &GenerationStats) -> String {
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1} tok/s"));
+    let mut line = format!(
+        "prompt {} tokens ({} cached), first token after {:.0} ms ({}); {} tokens at {}; ended by {}",
+        stats.prompt_tokens,
+        stats.cached_prompt_tokens,
+        stats.ttft.as_secs_f64() * 1e3,
+        rate(stats.prefill_tokens_per_second()),
+        stats.generated_tokens,
+        rate(stats.decode_tokens_per_second()),
+        stats.finish_reason,
+    );
+    if let Some(seed) = stats.sampling.seed {
+        line.push_str(&format!("; seed {seed}"));
+    }
+    if let Some(peak_bytes) = peak_memory_bytes() {
+        line.push_str(&format!("; peak memory {:.0} MiB", peak_bytes as f64 / (1 << 20) as f64));
+    }
+    line
+}
+
+/// High-water mark of this process's resident memory, where the system tells it.
+pub(crate) fn peak_memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+fn raw_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, CliError> {
+    let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+    tokenizer.encode_into(prompt, Specials::Parse, &mut ids)?;
+    Ok(ids)
+}
+
+/// The words and what is piped, or `None` at a bare terminal.
+fn prompt(words: &[String]) -> Result<Option<String>, CliError> {
+    let mut prompt = words.join(" ");
+    if !io::stdin().is_terminal() {
+        let mut piped = Vec::new();
+        io::stdin().lock().take(STDIN_LIMIT_BYTES + 1).read_to_end(&mut piped).map_err(CliError::Input)?;
+        if piped.len() as u64 > STDIN_LIMIT_BYTES {
+            return Err(CliError::Usage(format!("the piped prompt is longer than {STDIN_LIMIT_BYTES} bytes")));
+        }
+        let piped = String::from_utf8(piped)
+            .map_err(|error| CliError::Usage(format!("the piped prompt is not UTF-8 text: {}", error.utf8_error())))?;
+        let piped = piped.trim_end_matches(['\n', '\r']);
+        if !piped.is_empty() {
+            if !prompt.is_empty() {
+                prompt.push_str("\n\n");
+            }
+            prompt.push_str(piped);
+        }
+        if prompt.is_empty() {
+            return Err(CliError::Usage("the prompt is empty; give one, or pipe it".to_owned()));
+        }
+    } else if prompt.is_empty() {
+        return if words.is_empty() { Ok(None) } else { Err(CliError::Usage("the prompt is empty".to_owned())) };
+    }
+    Ok(Some(prompt))
+}

@@ -1,0 +1,56 @@
+//! The program's errors and its exit codes: 1 for a failure, 2 for a usage error.
+
+use npuhal_core::RunError;
+use npuhal_models::generate::GenerateError;
+use npuhal_models::pull::PullError;
+use npuhal_models::store::StoreError;
+use npuhal_models::{ModelError, TextError};
+use npuhal_registry::{RegistryError, RouteError, SelectionError};
+use std::io;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub(crate) enum CliError {
+    /// The command line asks for something that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    #[error("writing the output: {0}")]
+    Output(#[from] io::Error),
+    #[error("reading the input: {0}")]
+    Input(io::Error),
+    #[error("the terminal: {0}")]
+    Terminal(String),
+    #[error("interrupted")]
+    Interrupted,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Pull(#[from] PullError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+impl CliError {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) | Self::Store(StoreError::UnknownModel { .. }) => 2,
+            _ => 1,
+        }
+    }
+
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
