@@ -20,6 +20,7 @@ pub mod quant;
 pub mod pull;
 pub mod source;
 pub mod store;
+pub mod summary;
 pub mod tensor;
 pub mod text_error;
 pub mod tokenizer;
