@@ -88,6 +88,19 @@ pub enum TextError {
         /// That line of the template.
         text: String,
     },
+    /// The conversation is not of the form templates take.
+    #[error("{field}: wanted {wanted}, found {found}")]
+    Conversation {
+        /// Part of the conversation.
+        field: String,
+        /// What was expected.
+        wanted: &'static str,
+        /// What there is.
+        found: String,
+    },
+    /// The messages use every character that could mark what is not to be a control token.
+    #[error("the messages use every private-use character of Unicode; remove some")]
+    NoSeal,
     /// The template needed more steps, or made more text, than any real one does.
     #[error("chat template stopped: it exceeds {limit} {what}; it loops or grows without end")]
     TemplateLimit {

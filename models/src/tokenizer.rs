@@ -225,9 +225,9 @@ impl Tokenizer {
         (0..).zip(&self.shared.kinds).filter(|(_, kind)| is_control(**kind)).map(|(id, _)| id)
     }
 
-    /// Whether `id` is an added token that is text.
-    pub(crate) fn is_user_defined(&self, id: TokenId) -> bool {
-        self.shared.kinds.get(id as usize) == Some(&TokenKind::UserDefined)
+    /// Literals of the added tokens that are text.
+    pub(crate) fn user_defined(&self) -> impl Iterator<Item = &str> {
+        self.shared.user_defined.by_text.keys().map(String::as_str)
     }
 
     fn text_and_kind(&self, id: TokenId) -> Option<(&str, TokenKind)> {
