@@ -11,7 +11,7 @@ use std::time::Duration;
 use ureq::http::header::{self, HeaderMap, HeaderName};
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body, Proxy, Timeout};
+use ureq::{Agent, Body, Proxy, ProxyProtocol, Timeout};
 
 /// Bytes of one read.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -100,8 +100,8 @@ fn run(url: &str, start: u64, options: &PullOptions, events: &SyncSender<Event>)
 }
 
 fn open(url: &str, start: u64, options: &PullOptions) -> Result<(Head, Body), Failure> {
-    let mut uri = parse(url).map_err(Failure::Unreachable)?;
     let endpoint = parse(&options.endpoint).map_err(Failure::Unreachable)?;
+    let mut uri = parse(url).map_err(Failure::Unreachable)?;
     let mut head = Head::default();
     for _ in 0..=MAX_REDIRECTS {
         let token = options.token.as_ref().filter(|_| origin(&uri) == origin(&endpoint));
@@ -122,13 +122,7 @@ fn open(url: &str, start: u64, options: &PullOptions) -> Result<(Head, Body), Fa
 }
 
 fn send(uri: &Uri, start: u64, token: Option<&Token>, options: &PullOptions) -> Result<Response<Body>, Failure> {
-    // The address itself may hold a password.
-    let wrong_proxy = |_| {
-        Failure::Unreachable(
-            "the proxy from the environment is not of the form http://HOST:PORT (or https://)".to_owned(),
-        )
-    };
-    let proxy = options.proxies.for_uri(uri).map(Proxy::new).transpose().map_err(wrong_proxy)?;
+    let proxy = options.proxies.for_uri(uri).map(parse_proxy).transpose().map_err(Failure::Unreachable)?;
     let config = Agent::config_builder()
         .tls_config(TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build())
         .proxy(proxy)
@@ -152,6 +146,15 @@ fn send(uri: &Uri, start: u64, token: Option<&Token>, options: &PullOptions) -> 
     request.call().map_err(|error| {
         if is_unreachable(&error) { Failure::Unreachable(plain(&error)) } else { Failure::Lost(plain(&error)) }
     })
+}
+
+/// The proxy at `address`, which is not repeated in messages: it may hold a password.
+fn parse_proxy(address: &str) -> Result<Proxy, String> {
+    let proxy = Proxy::new(address).map_err(|_| "the proxy of the environment is not of the form http://HOST:PORT")?;
+    match proxy.protocol() {
+        ProxyProtocol::Http | ProxyProtocol::Https => Ok(proxy),
+        other => Err(format!("the environment names a proxy of kind {other:?}; supported: http, https")),
+    }
 }
 
 impl Head {

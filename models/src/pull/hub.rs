@@ -137,24 +137,15 @@ fn next(job: &Job<'_>, events: &Receiver<Event>, patience: Duration) -> Result<E
 /// refused and the file was emptied.
 fn first_byte(job: &mut Job<'_>, url: &str, head: &Head, start: u64) -> Result<Option<u64>, Broken> {
     let size_bytes = job.partial.size_bytes();
-    let not_the_file =
-        |wanted: String, found: String| Broken::from(SourceError::NotTheFile { place: url.to_owned(), wanted, found });
-    let breach = |wanted: &str, found: String| {
-        Broken::from(SourceError::Protocol { url: url.to_owned(), wanted: wanted.to_owned(), found })
-    };
-    let range = head.content_range.as_deref().map(content_range);
+    let range = head.content_range.as_deref().and_then(ContentRange::parse);
     match head.status {
         200 | 206 => {}
         416 if start > 0 => {
-            return match range {
-                Some(Some((_, Some(total)))) if total != size_bytes => {
-                    Err(not_the_file(format!("{size_bytes} bytes"), format!("a file of {total} bytes")))
-                }
-                _ => {
-                    job.partial.start_over()?;
-                    Ok(None)
-                }
-            };
+            if let Some(total) = range.and_then(|range| range.total).filter(|total| *total != size_bytes) {
+                return Err(wrong_size(url, size_bytes, total));
+            }
+            job.partial.start_over()?;
+            return Ok(None);
         }
         status @ (408 | 425 | 429 | 500..=599) => {
             let reason = format!("the server answered {status}");
@@ -162,57 +153,85 @@ fn first_byte(job: &mut Job<'_>, url: &str, head: &Head, start: u64) -> Result<O
         }
         status => return Err(SourceError::Status { url: url.to_owned(), status }.into()),
     }
+    check_content(job, url, head)?;
+    if head.status == 206 {
+        return check_range(url, head, range, start, size_bytes).map(Some);
+    }
+    match head.content_length {
+        Some(length) if length != size_bytes => Err(wrong_size(url, size_bytes, length)),
+        _ => Ok(Some(0)),
+    }
+}
+
+/// Refuses content that is not the file, as far as the head tells.
+fn check_content(job: &Job<'_>, url: &str, head: &Head) -> Result<(), Broken> {
+    let size_bytes = job.partial.size_bytes();
     if let Some(kind) = head.content_type.as_deref().filter(|kind| kind.to_ascii_lowercase().starts_with("text/html")) {
-        return Err(not_the_file("a GGUF file".to_owned(), format!("a web page (Content-Type: {kind})")));
+        return Err(not_the_file(url, "a GGUF file".to_owned(), format!("a web page (Content-Type: {kind})")));
     }
     if let Some(encoding) =
         head.content_encoding.as_deref().filter(|encoding| !encoding.eq_ignore_ascii_case("identity"))
     {
-        return Err(breach("the file as it is", format!("Content-Encoding: {encoding}")));
+        return Err(breach(url, "the file as it is".to_owned(), format!("Content-Encoding: {encoding}")));
     }
     if let Some(size) = head.linked_size.filter(|size| *size != size_bytes) {
-        return Err(not_the_file(format!("{size_bytes} bytes"), format!("a file of {size} bytes")));
+        return Err(wrong_size(url, size_bytes, size));
     }
     let wanted = job.sha256.to_string();
-    if let Some(found) = head.linked_etag.as_deref().and_then(sha256_of_etag).filter(|found| *found != wanted) {
-        return Err(not_the_file(format!("SHA-256 {wanted}"), format!("a file with SHA-256 {found}")));
-    }
-    if head.status == 200 {
-        return match head.content_length {
-            Some(length) if length != size_bytes => {
-                Err(not_the_file(format!("{size_bytes} bytes"), format!("{length} bytes")))
-            }
-            _ => Ok(Some(0)),
-        };
-    }
-    match range.flatten() {
-        Some((_, Some(total))) if total != size_bytes => {
-            Err(not_the_file(format!("{size_bytes} bytes"), format!("a file of {total} bytes")))
+    match head.linked_etag.as_deref().and_then(sha256_of_etag) {
+        Some(found) if found != wanted => {
+            Err(not_the_file(url, format!("SHA-256 {wanted}"), format!("a file with SHA-256 {found}")))
         }
-        Some((Some((first, last)), _)) if first == start && (first..size_bytes).contains(&last) => {
-            match head.content_length {
-                Some(length) if length != last - first + 1 => {
-                    Err(breach(&format!("bytes {first} to {last}"), format!("{length} bytes")))
-                }
-                _ => Ok(Some(first)),
-            }
-        }
-        _ => {
-            let found = head.content_range.clone().unwrap_or("206 without Content-Range".to_owned());
-            Err(breach(&format!("bytes from {start} on"), found))
-        }
+        _ => Ok(()),
     }
 }
 
-/// First and last byte, and the total, of a `Content-Range` header (RFC 9110, section 14.4).
-fn content_range(header: &str) -> Option<(Option<(u64, u64)>, Option<u64>)> {
-    let (range, total) = header.strip_prefix("bytes")?.trim_start().split_once('/')?;
-    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
-    if range == "*" {
-        return Some((None, total));
+/// Checks the range of a 206 response; the offset of its first byte.
+fn check_range(
+    url: &str,
+    head: &Head,
+    range: Option<ContentRange>,
+    start: u64,
+    size_bytes: u64,
+) -> Result<u64, Broken> {
+    let wanted = || format!("bytes from {start} on");
+    let Some(ContentRange { bytes: Some((first, last)), total }) = range else {
+        let found = head.content_range.as_deref().map(|range| format!("Content-Range: {range}"));
+        return Err(breach(url, wanted(), found.unwrap_or("206 without Content-Range".to_owned())));
+    };
+    if let Some(total) = total.filter(|total| *total != size_bytes) {
+        return Err(wrong_size(url, size_bytes, total));
     }
-    let (first, last) = range.split_once('-')?;
-    Some((Some((first.parse().ok()?, last.parse().ok()?)), total))
+    if first != start || !(first..size_bytes).contains(&last) {
+        return Err(breach(url, wanted(), format!("bytes {first} to {last}")));
+    }
+    match head.content_length {
+        Some(length) if length != last - first + 1 => {
+            Err(breach(url, format!("bytes {first} to {last}"), format!("{length} bytes")))
+        }
+        _ => Ok(first),
+    }
+}
+
+/// A `Content-Range` header (RFC 9110, section 14.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ContentRange {
+    /// First and last byte; absent where no range could be satisfied.
+    bytes: Option<(u64, u64)>,
+    /// Bytes of the whole, if known.
+    total: Option<u64>,
+}
+
+impl ContentRange {
+    fn parse(header: &str) -> Option<Self> {
+        let (range, total) = header.strip_prefix("bytes")?.trim_start().split_once('/')?;
+        let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+        if range == "*" {
+            return Some(Self { bytes: None, total });
+        }
+        let (first, last) = range.split_once('-')?;
+        Some(Self { bytes: Some((first.parse().ok()?, last.parse().ok()?)), total })
+    }
 }
 
 /// The checksum in an entity tag, which for files in the hub's large-file storage is their SHA-256.
@@ -224,8 +243,19 @@ fn sha256_of_etag(etag: &str) -> Option<String> {
 fn not_gguf(url: &str, beginning: &[u8]) -> Broken {
     let excerpt = String::from_utf8_lossy(&beginning[..beginning.len().min(EXCERPT_BYTES)]);
     let excerpt: String = excerpt.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let wanted = "a GGUF file, which begins with `GGUF`".to_owned();
-    SourceError::NotTheFile { place: url.to_owned(), wanted, found: format!("`{}`", excerpt.trim()) }.into()
+    not_the_file(url, "a GGUF file, which begins with `GGUF`".to_owned(), format!("`{}`", excerpt.trim()))
+}
+
+fn wrong_size(url: &str, wanted_bytes: u64, found_bytes: u64) -> Broken {
+    not_the_file(url, format!("a file of {wanted_bytes} bytes"), format!("a file of {found_bytes} bytes"))
+}
+
+fn not_the_file(url: &str, wanted: String, found: String) -> Broken {
+    SourceError::NotTheFile { place: url.to_owned(), wanted, found }.into()
+}
+
+fn breach(url: &str, wanted: String, found: String) -> Broken {
+    SourceError::Protocol { url: url.to_owned(), wanted, found }.into()
 }
 
 fn broken(url: &str, failure: Failure) -> Broken {
@@ -246,11 +276,12 @@ mod tests {
 
     #[test]
     fn content_ranges_are_read() {
-        assert_eq!(content_range("bytes 5-9/10"), Some((Some((5, 9)), Some(10))));
-        assert_eq!(content_range("bytes 5-9/*"), Some((Some((5, 9)), None)));
-        assert_eq!(content_range("bytes */10"), Some((None, Some(10))));
+        let range = |bytes, total| Some(ContentRange { bytes, total });
+        assert_eq!(ContentRange::parse("bytes 5-9/10"), range(Some((5, 9)), Some(10)));
+        assert_eq!(ContentRange::parse("bytes 5-9/*"), range(Some((5, 9)), None));
+        assert_eq!(ContentRange::parse("bytes */10"), range(None, Some(10)));
         for wrong in ["", "bytes", "bytes 5/10", "bytes 5-/10", "items 5-9/10", "bytes -5-9/10", "bytes 5-9/x"] {
-            assert_eq!(content_range(wrong), None, "{wrong}");
+            assert_eq!(ContentRange::parse(wrong), None, "{wrong}");
         }
     }
 

@@ -206,7 +206,11 @@ fn download(
     let work_folder = WorkFolder::new(store.work_folder().join(&entry.name))?;
     let (sha256, label) = (entry.sha256, String::new());
     let mut job = Job { options, partial, sha256, progress, control, work_folder: &work_folder.0, label };
-    fetch(entry, &mut job)?;
+    let fetched = fetch(entry, &mut job);
+    if job.partial.len() == 0 {
+        let _ = fs::remove_file(&part);
+    }
+    fetched?;
     job.partial.sync()?;
     let target = store.path_of(entry);
     fs::rename(&part, &target).map_err(PullError::io(&target, "put the finished file in place"))?;

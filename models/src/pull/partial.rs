@@ -190,3 +190,76 @@ impl Partial {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const CONTENT: &[u8] = b"0123456789abcdef";
+
+    fn sections() -> Vec<Section> {
+        let section = |start: usize, end: usize| Section {
+            end: end as u64,
+            sha256: Digest(Sha256::digest(&CONTENT[start..end]).into()),
+        };
+        vec![section(0, 6), section(6, 10), section(10, 16)]
+    }
+
+    fn open(path: &Path) -> Partial {
+        Partial::open(path, sections(), &Control::new(), &mut |_| {}).unwrap()
+    }
+
+    #[test]
+    fn bytes_are_taken_up_to_the_size_and_no_further() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.part");
+        let mut partial = open(&path);
+        for chunk in CONTENT.chunks(5) {
+            assert!(!partial.is_complete());
+            partial.append(chunk).unwrap();
+        }
+        assert!(partial.is_complete());
+        assert_eq!(partial.digest(), Digest(Sha256::digest(CONTENT).into()));
+        assert!(matches!(partial.append(b"x"), Err(Refusal::TooLong)));
+        assert_eq!(fs::read(&path).unwrap(), CONTENT);
+        partial.start_over().unwrap();
+        assert!(matches!(partial.append(&[CONTENT, b"surplus"].concat()), Err(Refusal::TooLong)));
+        assert_eq!(fs::read(&path).unwrap(), CONTENT);
+    }
+
+    #[test]
+    fn a_wrong_section_is_cut_off_and_can_be_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.part");
+        let mut partial = open(&path);
+        match partial.append(b"012345678Xabcdef") {
+            Err(Refusal::WrongSection { start: 6, end: 10, wanted, found }) => assert_ne!(wanted, found),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!((partial.len(), fs::read(&path).unwrap()), (6, b"012345".to_vec()));
+        partial.append(&CONTENT[6..]).unwrap();
+        assert!(partial.is_complete());
+        assert_eq!(partial.digest(), Digest(Sha256::digest(CONTENT).into()));
+        assert_eq!(fs::read(&path).unwrap(), CONTENT);
+    }
+
+    #[test]
+    fn what_is_there_is_checked_and_kept_as_far_as_it_is_right() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.part");
+        for (present, kept) in [(&CONTENT[..8], 8), (b"01234567xx", 6), (b"x1234567", 0), (b"0123456789abcdefgh", 16)] {
+            fs::write(&path, present).unwrap();
+            let mut partial = open(&path);
+            assert_eq!((partial.len(), fs::metadata(&path).unwrap().len()), (kept, kept));
+            partial.append(&CONTENT[usize::try_from(kept).unwrap()..]).unwrap();
+            assert_eq!(partial.digest(), Digest(Sha256::digest(CONTENT).into()));
+        }
+    }
+
+    #[test]
+    fn a_folder_in_its_place_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Partial::open(folder.path(), sections(), &Control::new(), &mut |_| {}).is_err());
+    }
+}
