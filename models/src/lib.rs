@@ -12,8 +12,11 @@
 
 pub mod config;
 pub mod error;
+pub mod gguf;
 pub mod map;
+pub mod quant;
 pub mod source;
+pub mod summary;
 pub mod tensor;
 pub mod vocabulary;
 
