@@ -2,7 +2,7 @@
 //!
 //! Plain Rust without fused operations, in fixed lanes, compiled once more for AVX2: the same bits on every processor.
 
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{Rope, RopePairing};
 
 /// Lanes of a reduction.
 const LANES: usize = 16;
@@ -110,19 +110,10 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// From a model's constants; `factors` divide the frequencies, where the file has them.
+    /// Rotation by `frequencies` (radians a position, one for each pair of `rope.dims`).
     #[must_use]
-    pub fn new(rope: &Rope, factors: Option<&[f32]>) -> Self {
-        let stretch = match rope.scaling {
-            RopeScaling::Linear { factor } => f64::from(factor),
-            _ => 1.0,
-        };
-        let frequency = |i: usize| {
-            let base = f64::from(rope.theta).powf(-2.0 * i as f64 / rope.dims as f64);
-            let factor = factors.and_then(|factors| factors.get(i)).map_or(1.0, |&factor| f64::from(factor));
-            base / factor / stretch
-        };
-        Self { frequencies: (0..rope.dims / 2).map(frequency).collect(), dims: rope.dims, pairing: rope.pairing }
+    pub fn new(rope: &Rope, frequencies: Vec<f64>) -> Self {
+        Self { dims: 2 * frequencies.len(), frequencies, pairing: rope.pairing }
     }
 
     /// Elements of [`Rotation::angles`]: cosines, then sines.
@@ -187,6 +178,7 @@ pub(crate) mod avx2 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use npuhal_models::config::RopeScaling;
 
     #[test]
     fn exp_is_close_everywhere() {
@@ -209,7 +201,7 @@ mod tests {
         for pairing in [RopePairing::Interleaved, RopePairing::Halves] {
             let rope = Rope { theta: 10_000.0, dims: 8, pairing, scaling: RopeScaling::Linear { factor: 2.0 } };
             let factors = [1.0, 2.0, 4.0, 8.0];
-            let rotation = Rotation::new(&rope, Some(&factors));
+            let rotation = Rotation::new(&rope, rope.inverse_frequencies(&factors));
             let mut angles = vec![0.0; rotation.table_len()];
             rotation.angles(7, &mut angles);
             let head: Vec<f32> = (0..10).map(|i| i as f32 - 3.5).collect();

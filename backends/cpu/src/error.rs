@@ -1,6 +1,8 @@
 //! Errors of building CPU segments.
 
 use npuhal_models::ModelError;
+use npuhal_models::quant::QuantError;
+use npuhal_registry::SpanError;
 use thiserror::Error;
 
 /// A CPU segment that cannot be built.
@@ -10,16 +12,22 @@ pub enum CpuError {
     /// The model file lacks a tensor or holds an unusable one.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Layers, input and output of a segment that do not fit each other or the model.
-    #[error("segment of layers {start}..{end}: {reason}")]
-    Span {
-        /// First layer.
-        start: usize,
-        /// One past the last layer.
-        end: usize,
-        /// Wanted and found.
-        reason: String,
+    /// The span asked for is no part of the model.
+    #[error(transparent)]
+    Span(#[from] SpanError),
+    /// A configuration the kernels cannot compute.
+    #[error("{field}: wanted {wanted}, found {found}")]
+    Config {
+        /// Field of the configuration.
+        field: &'static str,
+        /// What is supported.
+        wanted: &'static str,
+        /// What the model says.
+        found: String,
     },
+    /// A small tensor that could not be read.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
     /// A tensor whose shape the kernels cannot take.
     #[error("tensor {tensor}: wanted {wanted}, found {found}")]
     Shape {

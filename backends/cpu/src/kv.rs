@@ -163,21 +163,22 @@ impl KvCache {
         for (index, row) in rows.iter().enumerate() {
             let Some(sequence) = self.sequences.get(row.sequence.0 as usize) else {
                 return Err(RunError::Capacity {
-                    what: "sequence",
-                    found: u64::from(row.sequence.0),
+                    what: "sequences",
+                    found: u64::from(row.sequence.0) + 1,
                     limit: self.sequences.len() as u64,
                 });
             };
             if row.position as usize >= self.positions {
                 return Err(RunError::Capacity {
-                    what: "position",
-                    found: u64::from(row.position),
+                    what: "positions",
+                    found: u64::from(row.position) + 1,
                     limit: self.positions as u64,
                 });
             }
             let before = rows[..index].iter().rev().find(|earlier| earlier.sequence == row.sequence);
             let wanted = before.map_or(sequence.len, |earlier| earlier.position as usize + 1);
-            if row.position as usize != wanted {
+            // Without layers there is nothing that rows could continue.
+            if self.layers > 0 && row.position as usize != wanted {
                 return Err(RunError::BadRows {
                     reason: format!(
                         "sequence {} continues at position {wanted}, but row {index} is position {}",

@@ -15,6 +15,7 @@ pub mod activations;
 pub mod attention;
 pub mod elementwise;
 pub mod error;
+pub mod fast;
 pub mod features;
 pub mod gemm;
 pub mod gemv;
