@@ -1,1 +1,28 @@
-//! npuhal-cpu
+//! The CPU backend.
+//!
+//! Design choices of the `fast` numerics, first:
+//!
+//! * Weights are repacked once, at load, into groups of eight rows whose codes lie in the order in which the kernels read
+//!   them; no weight is requantized. See [`packed`].
+//! * Activations are quantized to 15 bits per 32 elements ([`activations`]). The sum over 32 elements is an exact integer;
+//!   an output element is then one chain of f32 multiply-adds over the blocks in ascending order. GEMV and GEMM do the same
+//!   operations in the same order for an element, so its bits do not depend on batch size, chunk border or thread count.
+//! * Kernels are chosen once, by [`features::Features`], as a table of function pointers; nothing is dispatched inside a
+//!   row loop. The portable kernels give the same bits for every quantized weight type.
+//! * The KV cache is f16 and grows in pages of 256 positions; attention works on these pages, whatever the thread count.
+
+pub mod activations;
+pub mod attention;
+pub mod elementwise;
+pub mod error;
+pub mod fast;
+pub mod features;
+pub mod gemm;
+pub mod gemv;
+pub mod kv;
+pub mod memory;
+pub mod packed;
+pub mod pool;
+pub mod table;
+
+pub use error::CpuError;

@@ -1,0 +1,283 @@
+//! The `fast` numerics: a part of a model over packed weights.
+
+mod forward;
+mod weights;
+
+use crate::elementwise::Rotation;
+use crate::error::CpuError;
+use crate::features::Features;
+use crate::kv::{KvCache, KvShape};
+use crate::pool::{FlushDenormals, Pool};
+use forward::Work;
+use npuhal_core::error::RunError;
+use npuhal_core::stage::{
+    Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
+};
+use npuhal_models::config::RopeScaling;
+use npuhal_models::{ModelConfig, ModelSource};
+use npuhal_registry::SegmentSpan;
+use std::ops::Range;
+use std::sync::Arc;
+use weights::{Embedding, Weights};
+
+/// Rows of one call: enough that unpacking a weight panel is cheap against its use, few enough that scratch stays small.
+pub const ROWS_PER_CALL: u32 = 128;
+
+/// How a fast segment is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads, the caller's included.
+    pub threads: usize,
+    /// Positions of each sequence.
+    pub positions: u32,
+    /// Sequences held side by side.
+    pub sequences: u32,
+    /// Instruction set.
+    pub features: Features,
+}
+
+impl CpuOptions {
+    /// One sequence of `positions`, on the best instruction set of this processor.
+    #[must_use]
+    pub fn new(positions: u32, threads: usize) -> Self {
+        Self { threads, positions, sequences: 1, features: Features::detect() }
+    }
+}
+
+/// A part of a model in `fast` numerics.
+pub struct FastSegment {
+    config: ModelConfig,
+    span: SegmentSpan,
+    options: CpuOptions,
+    pool: Arc<Pool>,
+    weights: Weights,
+    rotation: Rotation,
+    cache: KvCache,
+    work: Work,
+    taps: Vec<Tap>,
+    sink: Option<Box<dyn TapSink>>,
+}
+
+impl FastSegment {
+    /// Packs the part `span` of `model`, on threads of its own.
+    ///
+    /// # Errors
+    /// A span or configuration that cannot be served; a tensor that is missing or misshapen; no memory or threads.
+    pub fn load(model: &ModelSource, span: SegmentSpan, options: CpuOptions) -> Result<Self, CpuError> {
+        Self::load_on(Arc::new(Pool::new(options.threads)?), model, span, options)
+    }
+
+    /// As [`FastSegment::load`], on threads that several segments share. Segments of one pool take turns.
+    ///
+    /// # Errors
+    /// As [`FastSegment::load`].
+    pub fn load_on(
+        pool: Arc<Pool>,
+        model: &ModelSource,
+        span: SegmentSpan,
+        options: CpuOptions,
+    ) -> Result<Self, CpuError> {
+        let config = model.config().clone();
+        check(&config)?;
+        span.check(&config)?;
+        let weights = Weights::load(model, &span, &pool)?;
+        let shape = KvShape { kv_heads: config.kv_heads, head_dim: config.head_dim };
+        Ok(Self {
+            rotation: Rotation::new(&config.rope, model.rope_inverse_frequencies()),
+            cache: KvCache::new(shape, span.layers.len(), options.positions as usize, options.sequences as usize),
+            taps: taps_of(&span),
+            work: Work::default(),
+            sink: None,
+            config,
+            span,
+            options,
+            pool,
+            weights,
+        })
+    }
+
+    /// Bytes of packed weights: what decoding a token reads, apart from the KV cache.
+    #[must_use]
+    pub fn packed_bytes(&self) -> usize {
+        self.weights.packed_bytes
+    }
+
+    /// The KV cache.
+    #[must_use]
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    fn admit(&mut self, rows: &[Row], hidden: &HiddenRows, want: Want<'_>) -> Result<(), RunError> {
+        if rows.len() > ROWS_PER_CALL as usize {
+            let (found, limit) = (rows.len() as u64, u64::from(ROWS_PER_CALL));
+            return Err(RunError::Capacity { what: "rows of a call", found, limit });
+        }
+        if let Want::Each(flags) = want
+            && flags.len() != rows.len()
+        {
+            return Err(RunError::BadRows { reason: format!("{} wishes for {} rows", flags.len(), rows.len()) });
+        }
+        let width = self.config.hidden_size;
+        if self.span.takes == Takes::Tokens {
+            if let Some(row) = rows.iter().find(|row| row.token as usize >= self.config.vocab_size) {
+                let reason = format!("token {} of a vocabulary of {}", row.token, self.config.vocab_size);
+                return Err(RunError::BadRows { reason });
+            }
+        } else if (hidden.rows(), hidden.width()) != (rows.len(), width) {
+            let (found_rows, found_width) = (hidden.rows(), hidden.width());
+            let reason = format!("wanted {} × {width} hidden values, found {found_rows} × {found_width}", rows.len());
+            return Err(RunError::BadRows { reason });
+        }
+        self.cache.admit(rows)
+    }
+
+    /// Fills the residual stream.
+    fn start(&mut self, rows: &[Row], hidden: &HiddenRows) -> Result<(), RunError> {
+        let width = self.config.hidden_size;
+        let x = self.work.begin(&self.config, rows, &self.rotation);
+        let Some(embedding) = &self.weights.embedding else {
+            x.copy_from_slice(hidden.as_slice());
+            return Ok(());
+        };
+        for (row, x) in rows.iter().zip(x.chunks_exact_mut(width)) {
+            match embedding {
+                Embedding::Tied(head) => head.dequantize_row(row.token as usize, x),
+                Embedding::Mapped(tensor) => tensor
+                    .dequantize_row(row.token as usize, x)
+                    .map_err(|error| RunError::BadRows { reason: error.to_string() })?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Segment for FastSegment {
+    fn layers(&self) -> Range<usize> {
+        self.span.layers.clone()
+    }
+
+    fn takes(&self) -> Takes {
+        self.span.takes
+    }
+
+    fn yields(&self) -> Yields {
+        self.span.yields
+    }
+
+    fn width(&self) -> usize {
+        self.span.width(&self.config)
+    }
+
+    fn capacity(&self) -> SegmentCapacity {
+        SegmentCapacity {
+            positions: self.options.positions,
+            rows_per_call: ROWS_PER_CALL,
+            sequences: self.options.sequences,
+        }
+    }
+
+    fn device(&self) -> &str {
+        "cpu"
+    }
+
+    fn begin(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    fn end(&mut self) {}
+
+    fn forward(
+        &mut self,
+        rows: &[Row],
+        hidden: &mut HiddenRows,
+        want: Want<'_>,
+        control: &Control,
+    ) -> Result<(), RunError> {
+        control.check()?;
+        self.admit(rows, hidden, want)?;
+        let _flush = FlushDenormals::new();
+        self.start(rows, hidden)?;
+        let wanted: Vec<usize> = (0..rows.len()).filter(|&index| want.selects(index, rows.len())).collect();
+        let layers = self.span.layers.clone();
+        for (index, number) in layers.clone().enumerate() {
+            control.check()?;
+            // The last layer computes only what is wanted of it, unless somebody looks at all of it.
+            let last = number + 1 == layers.end && self.sink.is_none();
+            self.layer(index, rows, if last { Some(&wanted) } else { None })?;
+            self.observe_layer(index, number, rows);
+        }
+        if layers.is_empty() || self.sink.is_some() {
+            self.work.keep(self.config.hidden_size, rows.len(), &wanted);
+        }
+        self.finish(rows, &wanted, hidden)?;
+        self.cache.commit(rows);
+        Ok(())
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
+        if self.span.layers.is_empty() {
+            return len;
+        }
+        self.cache.truncate(sequence, len)
+    }
+
+    fn taps(&self) -> &[Tap] {
+        &self.taps
+    }
+
+    fn observe(&mut self, sink: Option<Box<dyn TapSink>>) {
+        self.sink = sink;
+    }
+}
+
+impl std::fmt::Debug for FastSegment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FastSegment")
+            .field("span", &self.span)
+            .field("options", &self.options)
+            .field("packed_bytes", &self.weights.packed_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+fn taps_of(span: &SegmentSpan) -> Vec<Tap> {
+    let of_layer = |layer: usize| {
+        let layer = layer as u32;
+        [Tap::K(layer), Tap::V(layer), Tap::LayerOut(layer)]
+    };
+    let mut taps: Vec<Tap> = span.layers.clone().flat_map(of_layer).collect();
+    if span.has_final_norm() {
+        taps.push(Tap::Normed);
+    }
+    if span.has_head() {
+        taps.push(Tap::Logits);
+    }
+    taps
+}
+
+fn check(config: &ModelConfig) -> Result<(), CpuError> {
+    let refuse = |field, wanted, found: String| Err(CpuError::Config { field, wanted, found });
+    let sizes = [
+        ("hidden size", config.hidden_size),
+        ("heads", config.heads),
+        ("kv heads", config.kv_heads),
+        ("head dim", config.head_dim),
+        ("intermediate size", config.intermediate_size),
+        ("vocabulary", config.vocab_size),
+    ];
+    if let Some((field, size)) = sizes.into_iter().find(|(_, size)| !(1..=1 << 24).contains(size)) {
+        return refuse(field, "1 to 16777216", size.to_string());
+    }
+    if !config.heads.is_multiple_of(config.kv_heads) {
+        return refuse("kv heads", "a divisor of the query heads", format!("{} of {}", config.kv_heads, config.heads));
+    }
+    if !config.rope.dims.is_multiple_of(2) || config.rope.dims > config.head_dim {
+        let found = format!("{} of heads of {}", config.rope.dims, config.head_dim);
+        return refuse("rotated elements", "an even number, at most the head dim", found);
+    }
+    match config.rope.scaling {
+        RopeScaling::None | RopeScaling::Linear { .. } => Ok(()),
+        ref other => refuse("rope scaling", "none or linear", format!("{other:?}")),
+    }
+}

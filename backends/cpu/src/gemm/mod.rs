@@ -1,0 +1,132 @@
+//! Prefill: products of a matrix with many rows.
+//!
+//! A panel of two groups (16 rows, all input features) is unpacked once and all input rows run against it. The next panel
+//! comes from an atomic counter. The results have the bits of [`crate::gemv`].
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
+
+use crate::activations::{Activations, Forms, WideBlock};
+use crate::memory::{Scratch, Shared};
+use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
+use crate::pool::{JobPanicked, Pool};
+use crate::table::KernelTable;
+use npuhal_models::WeightType;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Rows of a panel.
+pub const PANEL_ROWS: usize = 2 * GROUP_ROWS;
+/// Scratch bytes that a panel takes for 32 input features.
+pub const PANEL_BLOCK_BYTES: usize = 1152;
+
+/// One panel, all input rows.
+#[derive(Debug)]
+pub struct PanelJob {
+    pub(crate) weight_type: WeightType,
+    pub(crate) groups: *const u8,
+    pub(crate) group_bytes: usize,
+    /// Valid rows of the panel, 1 to 16.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) tokens: usize,
+    pub(crate) wide: *const WideBlock,
+    pub(crate) dense: *const f32,
+    /// The panel's first row of the first input row's result.
+    pub(crate) out: *mut f32,
+    /// Elements between the results of two input rows.
+    pub(crate) stride: usize,
+}
+
+/// The forms of its input that the GEMM kernel of a type reads.
+#[must_use]
+pub fn forms(weight_type: WeightType) -> Forms {
+    if decode::is_quantized(weight_type) {
+        Forms { wide: true, ..Forms::default() }
+    } else {
+        Forms { dense: true, ..Forms::default() }
+    }
+}
+
+/// Unpacked panels, one for each thread.
+#[derive(Debug, Default)]
+pub struct Panels {
+    scratch: Vec<Scratch>,
+}
+
+impl Panels {
+    /// For no thread yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn reserve(&mut self, threads: usize, bytes: usize) {
+        self.scratch.resize_with(threads.max(self.scratch.len()), Scratch::new);
+        self.scratch.iter_mut().for_each(|scratch| scratch.reserve::<u8>(bytes));
+    }
+}
+
+/// Several matrices times all rows of `input`; matrix `i` writes `outs[i]`, input row after input row.
+///
+/// # Errors
+/// [`JobPanicked`].
+///
+/// # Panics
+/// When `input` is not in the forms of every matrix, or an output is not rows of the input × rows of its matrix long.
+#[allow(unsafe_code, reason = "threads write disjoint columns of the outputs")]
+pub fn run<const N: usize>(
+    pool: &Pool,
+    table: &KernelTable,
+    matrices: [&PackedMatrix; N],
+    input: &Activations,
+    outs: [&mut [f32]; N],
+    panels: &mut Panels,
+) -> Result<(), JobPanicked> {
+    let wanted = matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type())));
+    assert!(input.forms().or(wanted) == input.forms(), "input forms {:?}", input.forms());
+    for (matrix, out) in matrices.iter().zip(&outs) {
+        assert!(matrix.cols() == input.cols() && matrix.rows() * input.rows() == out.len());
+    }
+    let outs = outs.map(Shared::new);
+    let scratch_bytes = input.cols().div_ceil(32) * PANEL_BLOCK_BYTES;
+    panels.reserve(pool.threads(), scratch_bytes);
+    let scratch = Shared::new(&mut panels.scratch);
+    let counts = matrices.map(|matrix| matrix.rows().div_ceil(PANEL_ROWS));
+    let total: usize = counts.iter().sum();
+    let next = AtomicUsize::new(0);
+    pool.run(&|thread| {
+        // SAFETY: one scratch a thread.
+        let scratch = unsafe { &mut scratch.slice(thread, 1)[0] }.get_mut::<u8>(scratch_bytes);
+        loop {
+            let mut panel = next.fetch_add(1, Ordering::Relaxed);
+            if panel >= total {
+                return;
+            }
+            let mut index = 0;
+            while panel >= counts[index] {
+                panel -= counts[index];
+                index += 1;
+            }
+            let matrix = matrices[index];
+            let row = panel * PANEL_ROWS;
+            let job = PanelJob {
+                weight_type: matrix.weight_type(),
+                groups: matrix.group(2 * panel).as_ptr(),
+                group_bytes: matrix.group_bytes(),
+                rows: PANEL_ROWS.min(matrix.rows() - row),
+                cols: matrix.cols(),
+                tokens: input.rows(),
+                wide: input.wide().as_ptr(),
+                dense: input.dense().as_ptr(),
+                // SAFETY: `row` is a row of the matrix, so inside the output.
+                out: unsafe { outs[index].ptr().add(row) },
+                stride: matrix.rows(),
+            };
+            // SAFETY: lengths and forms were checked; each panel, so each set of rows, is taken once.
+            unsafe { (table.panel)(matrix.weight_type())(&job, scratch) };
+        }
+    })
+}

@@ -1,0 +1,107 @@
+//! GEMV without special instructions; for quantized types the scalar model of the vector kernels.
+#![allow(unsafe_code, reason = "jobs carry raw pointers to parts of larger buffers")]
+
+use super::GemvJob;
+use crate::activations::{BLOCK, WideBlock};
+use crate::packed::decode::{DecodedBlock, block, is_quantized};
+use crate::packed::{GROUP_ROWS, group_bytes};
+use crate::table::GemvKernel;
+use npuhal_core::dtype::{bf16_value, f16_value};
+use npuhal_models::WeightType;
+
+pub(crate) fn kernel(weight_type: WeightType) -> GemvKernel {
+    if is_quantized(weight_type) { quantized } else { plain }
+}
+
+/// # Safety
+/// The job's pointers cover its groups, its input row and eight results a group.
+unsafe fn quantized(job: &GemvJob) {
+    let blocks = job.cols / BLOCK;
+    let bytes = group_bytes(job.weight_type, job.cols);
+    // SAFETY: the caller's promise; one of the two forms is there.
+    let input: Vec<WideBlock> = unsafe {
+        if job.weight_type == WeightType::Q8_0 {
+            std::slice::from_raw_parts(job.wide, blocks).to_vec()
+        } else {
+            std::slice::from_raw_parts(job.split, blocks).iter().map(join).collect()
+        }
+    };
+    let mut decoded = DecodedBlock::ZERO;
+    for index in 0..job.count {
+        // SAFETY: group `index` and its eight results.
+        let (group, out) = unsafe {
+            let group = std::slice::from_raw_parts(job.groups.add(index * bytes), bytes);
+            (group, &mut *job.out.add(index * GROUP_ROWS).cast::<[f32; GROUP_ROWS]>())
+        };
+        *out = [0.0; GROUP_ROWS];
+        for (at, input) in input.iter().enumerate() {
+            block(job.weight_type, group, at, &mut decoded);
+            accumulate(job.weight_type, &decoded, input, out);
+        }
+    }
+}
+
+/// The codes of a split block, as 16-bit codes.
+fn join(split: &crate::activations::SplitBlock) -> WideBlock {
+    let v = std::array::from_fn(|k| 128 * i16::from(split.hi[k]) + i16::from(split.lo[k]));
+    WideBlock { v, d: split.d, s: split.s, reserved: [0.0; 2] }
+}
+
+/// Adds one block of a group to its eight sums: the order and rounding that every kernel keeps.
+#[inline]
+pub(crate) fn accumulate(
+    weight_type: WeightType,
+    weights: &DecodedBlock,
+    input: &WideBlock,
+    sums: &mut [f32; GROUP_ROWS],
+) {
+    for lane in 0..GROUP_ROWS {
+        let dot: i32 =
+            weights.codes[lane].iter().zip(&input.v).map(|(&w, &v)| i32::from(w) * i32::from(v)).sum();
+        sums[lane] = (dot as f32).mul_add(weights.scale[lane] * input.d, sums[lane]);
+        if crate::packed::decode::has_minimum(weight_type) {
+            sums[lane] = weights.minimum[lane].mul_add(input.s, sums[lane]);
+        }
+    }
+}
+
+/// # Safety
+/// As [`quantized`].
+unsafe fn plain(job: &GemvJob) {
+    let bytes = group_bytes(job.weight_type, job.cols);
+    // SAFETY: the caller's promise.
+    let input = unsafe { std::slice::from_raw_parts(job.dense, job.cols) };
+    for index in 0..job.count {
+        // SAFETY: group `index` and its eight results.
+        let (group, out) = unsafe {
+            let group = std::slice::from_raw_parts(job.groups.add(index * bytes), bytes);
+            (group, &mut *job.out.add(index * GROUP_ROWS).cast::<[f32; GROUP_ROWS]>())
+        };
+        *out = plain_group(job.weight_type, group, input);
+    }
+}
+
+/// Eight rows of plain floats times `input`: four chains over k modulo 4, added pairwise at the end.
+pub(crate) fn plain_group(weight_type: WeightType, group: &[u8], input: &[f32]) -> [f32; GROUP_ROWS] {
+    match weight_type {
+        WeightType::F16 => plain_sums(group, input, |at: &[u8; 2]| f16_value(u16::from_le_bytes(*at))),
+        WeightType::Bf16 => plain_sums(group, input, |at: &[u8; 2]| bf16_value(u16::from_le_bytes(*at))),
+        _ => plain_sums(group, input, |at: &[u8; 4]| f32::from_le_bytes(*at)),
+    }
+}
+
+#[inline(always)]
+fn plain_sums<const BYTES: usize>(
+    group: &[u8],
+    input: &[f32],
+    value: impl Fn(&[u8; BYTES]) -> f32,
+) -> [f32; GROUP_ROWS] {
+    let mut chains = [[0.0f32; GROUP_ROWS]; 4];
+    let elements = group.as_chunks::<BYTES>().0;
+    for (k, (weights, x)) in elements.chunks_exact(GROUP_ROWS).zip(input).enumerate() {
+        for (sum, weight) in chains[k % 4].iter_mut().zip(weights) {
+            *sum += value(weight) * x;
+        }
+    }
+    std::array::from_fn(|lane| (chains[0][lane] + chains[1][lane]) + (chains[2][lane] + chains[3][lane]))
+}

@@ -1,0 +1,305 @@
+//! Threads that run one job after another, with a fork-join cost below a microsecond.
+//!
+//! A job is published by raising an epoch. Workers spin on it for about half a millisecond, which spans the gaps inside a
+//! token, then park. The caller works too and waits for the others at the end.
+#![allow(unsafe_code, reason = "a job borrows the caller's stack; `run` does not return before every worker is done")]
+
+use crate::error::CpuError;
+use npuhal_core::error::RunError;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// `pause` instructions before a worker parks.
+const SPINS_BEFORE_PARK: u32 = 20_000;
+/// `pause` instructions before a waiting caller lets others have its core.
+const SPINS_BEFORE_YIELD: u32 = 20_000;
+
+/// A job that panicked on some thread. Its results are incomplete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobPanicked;
+
+impl From<JobPanicked> for RunError {
+    fn from(_: JobPanicked) -> Self {
+        Self::Failed {
+            run: None,
+            state: "PANICKED".to_owned(),
+            detail: "a CPU worker thread panicked; this is a defect of npuhal".to_owned(),
+        }
+    }
+}
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct State {
+    epoch: AtomicU32,
+    job: UnsafeCell<Option<Job>>,
+    running: AtomicUsize,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only by `run`, under its lock and while no worker runs (`running` is 0), and read by workers
+// only after they saw the epoch that was raised after the write.
+unsafe impl Sync for State {}
+// SAFETY: the job pointer is only dereferenced between its publication and the end of `run`, while its referent lives.
+unsafe impl Send for State {}
+
+/// The worker threads of one or more segments.
+pub struct Pool {
+    state: Arc<State>,
+    workers: Vec<JoinHandle<()>>,
+    turn: Mutex<()>,
+}
+
+impl Pool {
+    /// A pool that runs jobs on `threads` threads, the caller's included; 0 counts as 1.
+    ///
+    /// # Errors
+    /// [`CpuError::Thread`].
+    pub fn new(threads: usize) -> Result<Self, CpuError> {
+        let state = Arc::new(State {
+            epoch: AtomicU32::new(0),
+            job: UnsafeCell::new(None),
+            running: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        let mut pool = Self { state, workers: Vec::new(), turn: Mutex::new(()) };
+        for index in 1..threads.max(1) {
+            let state = Arc::clone(&pool.state);
+            let worker = std::thread::Builder::new()
+                .name(format!("npuhal-cpu-{index}"))
+                .spawn(move || work(&state, index))
+                .map_err(|source| CpuError::Thread { index, wanted: threads, source })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that run a job, the caller's included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `job(thread)` once on each thread, numbered from 0 (the caller), and returns when all are done. The caller's
+    /// denormal mode is [`FlushDenormals`] while it works.
+    ///
+    /// # Errors
+    /// [`JobPanicked`].
+    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), JobPanicked> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &*self.state;
+        if self.workers.is_empty() {
+            let _flush = FlushDenormals::new();
+            return catch_unwind(AssertUnwindSafe(|| job(0))).map_err(|_| JobPanicked);
+        }
+        // SAFETY: no worker runs now, so nobody reads the cell. Erasing the lifetime is sound because this function does not
+        // return (nor unwind) before `running` is 0 again.
+        unsafe {
+            *state.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job));
+        }
+        state.running.store(self.workers.len(), Ordering::Relaxed);
+        state.epoch.fetch_add(1, Ordering::SeqCst);
+        if state.sleepers.load(Ordering::SeqCst) > 0 {
+            let _guard = state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            state.wake.notify_all();
+        }
+        let own = {
+            let _flush = FlushDenormals::new();
+            catch_unwind(AssertUnwindSafe(|| job(0)))
+        };
+        let mut spins = 0u32;
+        while state.running.load(Ordering::Acquire) > 0 {
+            if spins < SPINS_BEFORE_YIELD {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        let others = state.panicked.swap(false, Ordering::Relaxed);
+        if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Relaxed);
+        self.state.epoch.fetch_add(1, Ordering::SeqCst);
+        {
+            let _guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.state.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its jobs, so this cannot fail; there is nothing to do if it does.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("threads", &self.threads()).finish_non_exhaustive()
+    }
+}
+
+fn work(state: &State, index: usize) {
+    let _flush = FlushDenormals::new();
+    let mut seen = 0;
+    loop {
+        seen = next_epoch(state, seen);
+        if state.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: the epoch was raised after the job was written, and its referent lives until `running` falls to 0, which
+        // needs this worker.
+        let result = unsafe { (*state.job.get()).map(|job| catch_unwind(AssertUnwindSafe(|| (*job)(index)))) };
+        if matches!(result, Some(Err(_))) {
+            state.panicked.store(true, Ordering::Relaxed);
+        }
+        state.running.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Waits until the epoch differs from `seen`; returns it.
+fn next_epoch(state: &State, seen: u32) -> u32 {
+    for _ in 0..SPINS_BEFORE_PARK {
+        let epoch = state.epoch.load(Ordering::Acquire);
+        if epoch != seen {
+            return epoch;
+        }
+        std::hint::spin_loop();
+    }
+    let mut guard = state.lock.lock().unwrap_or_else(PoisonError::into_inner);
+    state.sleepers.fetch_add(1, Ordering::SeqCst);
+    let epoch = loop {
+        let epoch = state.epoch.load(Ordering::SeqCst);
+        if epoch != seen {
+            break epoch;
+        }
+        guard = state.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    };
+    state.sleepers.fetch_sub(1, Ordering::SeqCst);
+    drop(guard);
+    epoch
+}
+
+/// While it lives, this thread's f32 arithmetic flushes denormals to zero (x86-64: FTZ and DAZ; elsewhere no effect).
+/// Denormal products of scales cost a factor of two and more otherwise.
+#[derive(Debug)]
+pub struct FlushDenormals {
+    #[cfg(target_arch = "x86_64")]
+    before: u32,
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl FlushDenormals {
+    /// Switches it on.
+    #[must_use]
+    pub fn new() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        let before = mxcsr::get();
+        #[cfg(target_arch = "x86_64")]
+        mxcsr::set(before | mxcsr::FTZ_DAZ);
+        Self {
+            #[cfg(target_arch = "x86_64")]
+            before,
+            _thread: std::marker::PhantomData,
+        }
+    }
+}
+
+impl Default for FlushDenormals {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for FlushDenormals {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        mxcsr::set(self.before);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod mxcsr {
+    use std::arch::asm;
+
+    pub(super) const FTZ_DAZ: u32 = 0x8040;
+
+    pub(super) fn get() -> u32 {
+        let mut value = 0u32;
+        // SAFETY: stores the control register to a local.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack, preserves_flags)) };
+        value
+    }
+
+    pub(super) fn set(value: u32) {
+        // SAFETY: only the denormal bits ever differ from what `get` returned; rounding and exception masks stay.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack, preserves_flags)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_runs_every_job_once() {
+        for threads in [1, 2, 3, 5] {
+            let pool = Pool::new(threads).unwrap();
+            assert_eq!(pool.threads(), threads);
+            let counts: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..2000 {
+                pool.run(&|thread| {
+                    counts[thread].fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+            }
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2000));
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake_up() {
+        let pool = Pool::new(2).unwrap();
+        let count = AtomicUsize::new(0);
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            pool.run(&|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 6);
+    }
+
+    #[test]
+    fn a_panic_on_any_thread_is_an_error_and_the_pool_lives_on() {
+        let pool = Pool::new(3).unwrap();
+        for bad in 0..3 {
+            assert_eq!(pool.run(&|thread| assert!(thread != bad)), Err(JobPanicked));
+            assert_eq!(pool.run(&|_| ()), Ok(()));
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn denormals_are_flushed_inside_jobs_only() {
+        let pool = Pool::new(2).unwrap();
+        let before = mxcsr::get();
+        pool.run(&|_| assert_eq!(mxcsr::get() & mxcsr::FTZ_DAZ, mxcsr::FTZ_DAZ)).unwrap();
+        assert_eq!(mxcsr::get(), before);
+    }
+}

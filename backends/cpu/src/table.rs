@@ -1,0 +1,111 @@
+//! The kernels of one instruction set, as a table of function pointers.
+
+use crate::activations::{BLOCK, SplitBlock, WideBlock};
+use crate::attention::{self, ChunkJob};
+use crate::gemm::{self, PanelJob};
+use crate::gemv::{self, GemvJob};
+use crate::{activations, elementwise};
+use npuhal_models::WeightType;
+
+/// Product of a run of groups with one input row.
+pub type GemvKernel = unsafe fn(&GemvJob);
+/// Product of one panel of groups with many input rows.
+pub type PanelKernel = unsafe fn(&PanelJob, &mut [u8]);
+/// Attention of some query heads over one page of the KV cache.
+pub type ChunkKernel = unsafe fn(&ChunkJob);
+
+/// One entry a kernel; chosen once, by [`crate::features::Features`]. The AVX2 table is only reachable where the processor
+/// has AVX2, FMA and F16C.
+pub struct KernelTable {
+    pub(crate) name: &'static str,
+    pub(crate) gemv: fn(WeightType) -> GemvKernel,
+    pub(crate) panel: fn(WeightType) -> PanelKernel,
+    pub(crate) chunk: ChunkKernel,
+    quantize_split: unsafe fn(&[f32], &mut [SplitBlock]),
+    quantize_wide: unsafe fn(&[f32], &mut [WideBlock]),
+    swiglu: unsafe fn(&mut [f32], &[f32]),
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+}
+
+pub(crate) static PORTABLE: KernelTable = KernelTable {
+    name: "portable",
+    gemv: gemv::portable::kernel,
+    panel: gemm::portable::kernel,
+    chunk: attention::portable::chunk,
+    quantize_split: activations::portable::quantize_split,
+    quantize_wide: activations::portable::quantize_wide,
+    swiglu: elementwise::swiglu,
+    rms_norm: elementwise::rms_norm,
+};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) static AVX2: KernelTable = KernelTable {
+    name: "avx2",
+    gemv: gemv::avx2::kernel,
+    panel: gemm::avx2::kernel,
+    chunk: attention::avx2::chunk,
+    quantize_split: activations::avx2::quantize_split,
+    quantize_wide: activations::avx2::quantize_wide,
+    swiglu: elementwise::avx2::swiglu,
+    rms_norm: elementwise::avx2::rms_norm,
+};
+
+impl KernelTable {
+    /// Quantizes `x` in blocks of 32; as many blocks as `out` has.
+    ///
+    /// # Panics
+    /// When `x` is not 32 times as long as `out`.
+    pub fn quantize_split(&self, x: &[f32], out: &mut [SplitBlock]) {
+        assert_eq!(x.len(), out.len() * BLOCK);
+        // SAFETY: lengths fit (checked above); the table is reachable only where its instructions exist.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.quantize_split)(x, out);
+        }
+    }
+
+    /// Quantizes `x` in blocks of 32; as many blocks as `out` has.
+    ///
+    /// # Panics
+    /// When `x` is not 32 times as long as `out`.
+    pub fn quantize_wide(&self, x: &[f32], out: &mut [WideBlock]) {
+        assert_eq!(x.len(), out.len() * BLOCK);
+        // SAFETY: as in `quantize_split`.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.quantize_wide)(x, out);
+        }
+    }
+
+    /// `gate = silu(gate) × up`.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn swiglu(&self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len());
+        // SAFETY: as in `quantize_split`.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.swiglu)(gate, up);
+        }
+    }
+
+    /// `out = x / sqrt(mean(x²) + eps) × weight`.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert!(x.len() == weight.len() && x.len() == out.len());
+        // SAFETY: as in `quantize_split`.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.rms_norm)(x, weight, eps, out);
+        }
+    }
+}
+
+impl std::fmt::Debug for KernelTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KernelTable").field("name", &self.name).finish_non_exhaustive()
+    }
+}
