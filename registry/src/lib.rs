@@ -1,1 +1,5 @@
-//! npuhal-registry
+//! Routes, device factories and the choice between them.
+
+pub mod span;
+
+pub use span::{SegmentSpan, SpanError};
