@@ -1,5 +1,36 @@
 //! Routes, device factories and the choice between them.
+//!
+//! Design choices, first:
+//!
+//! * **Backends submit, the host ranks.** A linked crate submits its routes and factories ([`register_route`],
+//!   [`register_factory`]); the origin, and with it the precedence, is derived by the host ([`Registry::collect`]) and does not
+//!   depend on link order.
+//! * **Looking is cheap, checking has reasons.** [`DeviceFactory::enumerate`] opens nothing; [`DeviceFactory::check`] says why
+//!   a device cannot be used and what mends it.
+//! * **Four ways to decline** ([`Decline`]): not mine, optional, unavailable (told), required (an error).
+//! * **No silent fallback.** A pinned device that cannot serve is an error with its reason; what `auto` decided and why is
+//!   data ([`Decision`]).
 
+pub mod factory;
+pub mod options;
+pub mod registry;
+pub mod route;
+pub mod selection;
 pub mod span;
+pub mod uri;
 
+pub use factory::{DeviceFactory, Unavailable};
+#[doc(hidden)]
+pub use inventory;
+pub use options::{Numerics, OptionError, Options, Prefer};
+pub use registry::{FactoryEntry, Origin, Registry, RegistryError, RegistryHost, RouteEntry};
+pub use route::{
+    ANY_MODEL_TYPE, Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest,
+    Service, SpeedClass,
+};
+pub use selection::{Choice, Decision, NpuPresence, Request, SelectionError, SelectionProblem, select};
 pub use span::{SegmentSpan, SpanError};
+pub use uri::{DeviceAddress, DeviceChoice, DeviceUri, NpuModel, UriError};
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,9 @@ pub enum SpanError {
         start: usize,
     },
     /// Norm and head follow the last layer only.
-    #[error("a segment that ends at layer {end} of {layers} cannot yield {yields:?}; only the last layer is followed by the norm and the head")]
+    #[error(
+        "a segment that ends at layer {end} of {layers} cannot yield {yields:?}; only the last layer is followed by the norm and the head"
+    )]
     EndInside {
         /// End of the range asked for.
         end: usize,
@@ -36,7 +38,9 @@ pub enum SpanError {
         yields: Yields,
     },
     /// Normed rows go into a head alone.
-    #[error("a segment that takes normed rows has no layers and yields logits; asked for layers {start}..{end} and {yields:?}")]
+    #[error(
+        "a segment that takes normed rows has no layers and yields logits; asked for layers {start}..{end} and {yields:?}"
+    )]
     NotAHead {
         /// First layer asked for.
         start: usize,

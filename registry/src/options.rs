@@ -1,0 +1,216 @@
+//! What a caller may ask of a route, independent of the device.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// An option that cannot be taken.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// No such option.
+    #[error("unknown option '{key}'; known options: {known}")]
+    UnknownKey {
+        /// What was given.
+        key: String,
+        /// Known keys, separated by commas.
+        known: String,
+    },
+    /// A value that the option does not know.
+    #[error("{key} cannot be '{value}'; allowed: {allowed}")]
+    BadValue {
+        /// The option.
+        key: &'static str,
+        /// What was given.
+        value: String,
+        /// What can be given.
+        allowed: &'static str,
+    },
+    /// Not of the form KEY=VALUE.
+    #[error("an option is given as KEY=VALUE, not '{text}'")]
+    NotAPair {
+        /// What was given.
+        text: String,
+    },
+}
+
+/// Arithmetic of the CPU backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Numerics {
+    /// f64 over dequantized weights: the oracle.
+    Exact,
+    /// Integer kernels over packed weights.
+    #[default]
+    Fast,
+}
+
+impl Numerics {
+    /// All values, for messages.
+    pub const ALLOWED: &'static str = "exact, fast";
+}
+
+impl fmt::Display for Numerics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exact => "exact",
+            Self::Fast => "fast",
+        })
+    }
+}
+
+impl FromStr for Numerics {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        match text {
+            "exact" => Ok(Self::Exact),
+            "fast" => Ok(Self::Fast),
+            _ => Err(OptionError::BadValue { key: "numerics", value: text.to_owned(), allowed: Self::ALLOWED }),
+        }
+    }
+}
+
+/// What matters most to the caller when `auto` chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Prefer {
+    /// An NPU, even where its window is smaller than the request; older turns are then left out.
+    Npu,
+    /// The highest expected decode speed.
+    Speed,
+    /// The largest window.
+    Context,
+}
+
+impl Prefer {
+    /// All values, for messages.
+    pub const ALLOWED: &'static str = "npu, speed, context";
+}
+
+impl fmt::Display for Prefer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Npu => "npu",
+            Self::Speed => "speed",
+            Self::Context => "context",
+        })
+    }
+}
+
+impl FromStr for Prefer {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        match text {
+            "npu" => Ok(Self::Npu),
+            "speed" => Ok(Self::Speed),
+            "context" => Ok(Self::Context),
+            _ => Err(OptionError::BadValue { key: "prefer", value: text.to_owned(), allowed: Self::ALLOWED }),
+        }
+    }
+}
+
+/// What a session is opened with. [`Options::default`] leaves everything to the route.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Arithmetic of CPU segments.
+    pub numerics: Numerics,
+    /// Threads of CPU segments; `None` is one for each processor the process may use.
+    pub threads: Option<NonZeroUsize>,
+    /// Positions of a sequence; `None` is the route's own default.
+    pub context_positions: Option<u32>,
+    /// Sequences held side by side; `None` is 1.
+    pub sequences: Option<u32>,
+    /// Options declared by a route ([`crate::Route::option_keys`]), by key. The route checks the values.
+    pub route_options: BTreeMap<String, String>,
+}
+
+impl Options {
+    /// Keys that [`Options::set`] takes for every route.
+    pub const KEYS: [&'static str; 4] = ["numerics", "threads", "context", "sequences"];
+
+    /// Sets one option from text. `declared` are the further keys that routes have declared.
+    ///
+    /// # Errors
+    /// [`OptionError::UnknownKey`] listing the known ones; [`OptionError::BadValue`] listing what is allowed.
+    pub fn set(&mut self, key: &str, value: &str, declared: &[&str]) -> Result<(), OptionError> {
+        match key {
+            "numerics" => self.numerics = value.parse()?,
+            "threads" => self.threads = Some(parse_count("threads", value)?),
+            "context" => self.context_positions = Some(parse_positive("context", value)?),
+            "sequences" => self.sequences = Some(parse_positive("sequences", value)?),
+            _ if declared.contains(&key) => {
+                self.route_options.insert(key.to_owned(), value.to_owned());
+            }
+            _ => {
+                let known = Self::KEYS.iter().chain(declared).copied().collect::<Vec<_>>().join(", ");
+                return Err(OptionError::UnknownKey { key: key.to_owned(), known });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets one option from `KEY=VALUE`, split at the first `=`; the value may be empty, a later value wins.
+    ///
+    /// # Errors
+    /// [`OptionError::NotAPair`], and as [`Options::set`].
+    pub fn set_pair(&mut self, text: &str, declared: &[&str]) -> Result<(), OptionError> {
+        match text.split_once('=') {
+            Some((key, value)) if !key.is_empty() => self.set(key, value, declared),
+            _ => Err(OptionError::NotAPair { text: text.to_owned() }),
+        }
+    }
+}
+
+const A_COUNT: &str = "a whole number from 1";
+
+fn parse_count(key: &'static str, value: &str) -> Result<NonZeroUsize, OptionError> {
+    value.parse().map_err(|_| OptionError::BadValue { key, value: value.to_owned(), allowed: A_COUNT })
+}
+
+fn parse_positive(key: &'static str, value: &str) -> Result<u32, OptionError> {
+    match value.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(OptionError::BadValue { key, value: value.to_owned(), allowed: A_COUNT }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_options_are_set() {
+        let mut options = Options::default();
+        for pair in ["numerics=exact", "threads=3", "context=512", "sequences=2", "sequences=4", "fw-dir=/a=b"] {
+            options.set_pair(pair, &["fw-dir"]).unwrap();
+        }
+        assert_eq!(options.numerics, Numerics::Exact);
+        assert_eq!(options.threads.map(NonZeroUsize::get), Some(3));
+        assert_eq!((options.context_positions, options.sequences), (Some(512), Some(4)), "the later value wins");
+        assert_eq!(options.route_options["fw-dir"], "/a=b", "split at the first equals sign");
+    }
+
+    #[test]
+    fn wrong_options_name_what_is_allowed() {
+        let mut options = Options::default();
+        let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
+        assert_eq!(message(options.set("numerics", "fp8", &[])), "numerics cannot be 'fp8'; allowed: exact, fast");
+        assert_eq!(
+            message(options.set("colour", "red", &["fw-dir"])),
+            "unknown option 'colour'; known options: numerics, threads, context, sequences, fw-dir"
+        );
+        assert!(message(options.set("threads", "0", &[])).contains("a whole number from 1"));
+        assert!(message(options.set("context", "-1", &[])).contains("context cannot be '-1'"));
+        assert_eq!(message(options.set_pair("threads", &[])), "an option is given as KEY=VALUE, not 'threads'");
+        assert!(matches!(options.set_pair("=3", &[]), Err(OptionError::NotAPair { .. })));
+        assert_eq!(
+            "fastest".parse::<Prefer>().unwrap_err().to_string(),
+            "prefer cannot be 'fastest'; allowed: npu, speed, context"
+        );
+        assert_eq!(options, Options::default(), "a refused option changes nothing");
+    }
+}
