@@ -12,7 +12,9 @@
 
 pub mod config;
 pub mod error;
+pub mod gguf;
 pub mod map;
+pub mod quant;
 pub mod source;
 pub mod tensor;
 pub mod vocabulary;

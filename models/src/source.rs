@@ -2,6 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
+use crate::gguf::GgufFile;
 use crate::tensor::Tensor;
 use crate::vocabulary::Vocabulary;
 use std::collections::BTreeMap;
@@ -76,6 +77,21 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
+    /// Opens the model at `path`: today a GGUF file.
+    ///
+    /// # Errors
+    /// [`ModelError`]: what cannot be read, is damaged, incomplete, or declares something that is not implemented.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if path.is_dir() {
+            return Err(ModelError::Unsupported {
+                path: path.to_owned(),
+                feature: "a directory as a model".to_owned(),
+                supported: format!("a GGUF file{}", gguf_files_in(path)),
+            });
+        }
+        GgufFile::open(path)?.model()
+    }
+
     /// Puts a source together; readers have checked every tensor's shape against `config`.
     #[must_use]
     pub fn new(
@@ -141,5 +157,25 @@ impl ModelSource {
     /// All tensors by role.
     pub fn tensors(&self) -> impl Iterator<Item = (TensorRole, &Tensor)> {
         self.tensors.iter().map(|(role, tensor)| (*role, tensor))
+    }
+}
+
+/// The first GGUF files of a directory, for a message.
+fn gguf_files_in(directory: &Path) -> String {
+    const SHOWN: usize = 3;
+    const LOOKED_AT: usize = 1000;
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().take(LOOKED_AT);
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.to_ascii_lowercase().ends_with(".gguf"))
+        .collect();
+    names.sort();
+    match names.len() {
+        0 => String::new(),
+        count => {
+            let more = if count > SHOWN { ", …" } else { "" };
+            names.truncate(SHOWN);
+            format!("; in the directory: {}{more}", names.join(", "))
+        }
     }
 }
