@@ -70,7 +70,7 @@ fn dot_block_avx2(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
 
 #[inline(always)]
 fn dot_block_any(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
-    let rows = if stride == 0 { 0 } else { x.len() / stride };
+    let rows = x.len().checked_div(stride).unwrap_or(0);
     let mut row = 0;
     while row < rows {
         if row + 2 <= rows {
