@@ -1,1 +1,4 @@
-//! npuhal-tests
+//! Suites over backends: what each must show, written once, and what they run on.
+
+pub mod golden;
+pub mod models;

@@ -1,0 +1,54 @@
+//! Errors of opening an exact segment.
+
+use npuhal_models::ModelError;
+use npuhal_registry::SpanError;
+use thiserror::Error;
+
+/// An exact segment that cannot be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ExactError {
+    /// A tensor is missing or damaged.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The span is no part of the model.
+    #[error(transparent)]
+    Span(#[from] SpanError),
+    /// The configuration asks for something that is not computed here.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor {tensor} is {found_rows} x {found_cols}; the configuration says {rows} x {cols}")]
+    Shape {
+        /// Name in the file.
+        tensor: String,
+        /// Rows it should have.
+        rows: usize,
+        /// Elements of a row it should have.
+        cols: usize,
+        /// Rows it has.
+        found_rows: usize,
+        /// Elements of a row it has.
+        found_cols: usize,
+    },
+    /// A tensor's elements cannot be read.
+    #[error("tensor {tensor}: {reason}")]
+    Elements {
+        /// Name in the file.
+        tensor: String,
+        /// Wanted and found.
+        reason: String,
+    },
+}
+
+/// A configuration that the CPU cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the CPU backend cannot run this model: {field} is {found}; {wanted}")]
+pub struct ConfigError {
+    /// Field of the configuration.
+    pub field: &'static str,
+    /// Its value.
+    pub found: String,
+    /// What it would have to be.
+    pub wanted: String,
+}

@@ -1,0 +1,185 @@
+//! Arithmetic of the oracle: f64 throughout, one fixed order of operations for each element.
+
+use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use std::sync::{Mutex, PoisonError};
+
+/// Lanes of a dot product. The order of additions is fixed by it, whatever the batch and the instruction set.
+pub(super) const LANES: usize = 4;
+/// Weight rows handled together.
+pub(super) const BLOCK: usize = 4;
+
+/// Splits `out` into chunks of `chunk_len` and lets `threads` threads run `job` on them; each thread has a scratch of its own.
+pub(super) fn for_each_chunk<S>(
+    threads: usize,
+    out: &mut [f64],
+    chunk_len: usize,
+    scratch: impl Fn() -> S + Sync,
+    job: impl Fn(usize, &mut [f64], &mut S) + Sync,
+) {
+    let chunks = out.len().div_ceil(chunk_len.max(1));
+    if threads <= 1 || chunks <= 1 {
+        let mut own = scratch();
+        out.chunks_mut(chunk_len.max(1)).enumerate().for_each(|(index, chunk)| job(index, chunk, &mut own));
+        return;
+    }
+    let work = Mutex::new(out.chunks_mut(chunk_len.max(1)).enumerate());
+    let run = || {
+        let mut own = scratch();
+        loop {
+            let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((index, chunk)) = next else { break };
+            job(index, chunk, &mut own);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(chunks) {
+            scope.spawn(run);
+        }
+        run();
+    });
+}
+
+/// Rows padded with zeros to a whole number of lanes.
+pub(super) fn pad_rows(rows: &[f64], width: usize) -> (Vec<f64>, usize) {
+    let stride = width.next_multiple_of(LANES);
+    let mut padded = vec![0.0; rows.len() / width.max(1) * stride];
+    for (from, to) in rows.chunks_exact(width.max(1)).zip(padded.chunks_exact_mut(stride.max(1))) {
+        to[..width].copy_from_slice(from);
+    }
+    (padded, stride)
+}
+
+/// Products of [`BLOCK`] weight rows with every row of `x`: `out[block][row]`. All rows are `stride` long, a multiple of
+/// [`LANES`].
+pub(super) fn dot_block(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        #[allow(unsafe_code, reason = "the compiler wants a proof that the processor has the instructions")]
+        // SAFETY: AVX2 was detected.
+        return unsafe { dot_block_avx2(weights, x, stride, out) };
+    }
+    dot_block_any(weights, x, stride, out);
+}
+
+/// The same operations in the same order, compiled for wider registers; multiplications and additions are not fused.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn dot_block_avx2(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
+    dot_block_any(weights, x, stride, out);
+}
+
+#[inline(always)]
+fn dot_block_any(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
+    let rows = x.len().checked_div(stride).unwrap_or(0);
+    let mut row = 0;
+    while row < rows {
+        if row + 2 <= rows {
+            dot_rows::<2>(weights, &x[row * stride..(row + 2) * stride], stride, rows, &mut out[row..]);
+            row += 2;
+        } else {
+            dot_rows::<1>(weights, &x[row * stride..(row + 1) * stride], stride, rows, &mut out[row..]);
+            row += 1;
+        }
+    }
+}
+
+#[inline(always)]
+fn dot_rows<const ROWS: usize>(weights: &[f64], x: &[f64], stride: usize, out_stride: usize, out: &mut [f64]) {
+    let mut sums = [[[0.0f64; LANES]; ROWS]; BLOCK];
+    let weights: [&[f64]; BLOCK] = std::array::from_fn(|index| &weights[index * stride..(index + 1) * stride]);
+    let x: [&[f64]; ROWS] = std::array::from_fn(|index| &x[index * stride..(index + 1) * stride]);
+    for at in (0..stride).step_by(LANES) {
+        for block in 0..BLOCK {
+            let w = &weights[block][at..at + LANES];
+            for row in 0..ROWS {
+                let x = &x[row][at..at + LANES];
+                for lane in 0..LANES {
+                    sums[block][row][lane] += w[lane] * x[lane];
+                }
+            }
+        }
+    }
+    for block in 0..BLOCK {
+        for row in 0..ROWS {
+            let [a, b, c, d] = sums[block][row];
+            out[block * out_stride + row] = (a + c) + (b + d);
+        }
+    }
+}
+
+/// `x / sqrt(mean(x²) + eps) · weight`.
+pub(super) fn rms_norm(x: &[f64], weight: &[f32], eps: f32, out: &mut [f64]) {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * scale * f64::from(*weight);
+    }
+}
+
+/// Inverse frequencies of the rotated pairs: `theta^(-2i/dims) / factor[i]`, divided by the linear scale where there is one.
+pub(super) fn rope_frequencies(rope: &Rope, factors: Option<&[f32]>) -> Vec<f64> {
+    let scale = match rope.scaling {
+        RopeScaling::Linear { factor } => f64::from(factor),
+        _ => 1.0,
+    };
+    (0..rope.dims / 2)
+        .map(|pair| {
+            let frequency = f64::from(rope.theta).powf(-2.0 * pair as f64 / rope.dims as f64);
+            frequency / factors.map_or(1.0, |factors| f64::from(factors[pair])) / scale
+        })
+        .collect()
+}
+
+/// Rotates the first elements of a head.
+pub(super) fn rotate(head: &mut [f64], frequencies: &[f64], pairing: RopePairing, position: u32) {
+    for (pair, frequency) in frequencies.iter().enumerate() {
+        let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+        let (first, second) = match pairing {
+            RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
+            RopePairing::Halves => (pair, pair + frequencies.len()),
+        };
+        let (a, b) = (head[first], head[second]);
+        head[first] = a * cos - b * sin;
+        head[second] = a * sin + b * cos;
+    }
+}
+
+/// Attention of one query head over the first `positions` rows of the cache; `at` is the head's place in a cache row.
+pub(super) fn attend(
+    query: &[f64],
+    keys: &[f64],
+    values: &[f64],
+    kv_width: usize,
+    at: usize,
+    positions: usize,
+    scores: &mut Vec<f64>,
+    out: &mut [f64],
+) {
+    let dim = query.len();
+    let scale = 1.0 / (dim as f64).sqrt();
+    scores.clear();
+    scores.extend((0..positions).map(|position| {
+        let key = &keys[position * kv_width + at..][..dim];
+        query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale
+    }));
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut total = 0.0;
+    for score in scores.iter_mut() {
+        *score = (*score - largest).exp();
+        total += *score;
+    }
+    out.fill(0.0);
+    for (position, score) in scores.iter().enumerate() {
+        let value = &values[position * kv_width + at..][..dim];
+        for (out, value) in out.iter_mut().zip(value) {
+            *out += score / total * value;
+        }
+    }
+}
+
+/// `silu(gate) · up`, into `gate`.
+pub(super) fn swiglu(gate: &mut [f64], up: &[f64]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+    }
+}
