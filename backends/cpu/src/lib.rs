@@ -1,6 +1,16 @@
-//! The CPU backend.
+//! The CPU backend: an exact oracle, a fast path, and a level-1 device.
 //!
-//! Design choices of the `fast` numerics, first:
+//! Design choices, first:
+//!
+//! * **Two numerics.** `exact` ([`exact`]) computes in f64 over weights dequantized to f32 and is the oracle of every other
+//!   path; `fast` ([`fast`]) is what people run.
+//! * **A segment is any part of a model** ([`npuhal_registry::SegmentSpan`]): the CPU can lend a head or trailing layers to
+//!   another device.
+//! * **Batch invariance.** A row's result does not depend on the other rows of the call, nor on the number of threads.
+//! * **A device like any other** ([`device`]): the host processor implements the level-1 traits with a few builtin kernels, so
+//!   that the suite of these traits runs everywhere.
+//!
+//! Of the `fast` numerics:
 //!
 //! * Weights are repacked once, at load, into groups of eight rows whose codes lie in the order in which the kernels read
 //!   them; no weight is requantized. See [`packed`].
@@ -15,6 +25,7 @@ pub mod activations;
 pub mod attention;
 pub mod elementwise;
 pub mod error;
+pub mod exact;
 pub mod fast;
 pub mod features;
 pub mod gemm;
@@ -23,15 +34,7 @@ pub mod kv;
 pub mod memory;
 pub mod packed;
 pub mod pool;
+pub mod span;
 pub mod table;
 
 pub use error::CpuError;
-//! The CPU backend: an exact oracle, a fast path, and a level-1 device.
-//! Design choices, first:
-//! * **Two numerics.** `exact` ([`exact`]) computes in f64 over weights dequantized to f32 and is the oracle of every other
-//!   path; `fast` is what people run.
-//! * **A segment is any part of a model** ([`span::SegmentSpan`]): the CPU can lend a head or trailing layers to another
-//!   device.
-//! * **Batch invariance.** A row's result does not depend on the other rows of the call, nor on the number of threads.
-pub mod exact;
-pub mod span;
