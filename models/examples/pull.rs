@@ -6,6 +6,7 @@ use npuhal_models::{Catalogue, Store};
 use std::error::Error;
 use std::io::{Write, stderr, stdout};
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
 /// Writes a line for each change of phase, source and tenth of the file.
@@ -31,7 +32,17 @@ impl ProgressSink for Lines {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let catalogue = Catalogue::builtin();
     let entry = match arguments.next() {
@@ -40,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let store = Store::locate(arguments.next().as_deref().map(Path::new))?;
     let mut lines = Lines { start: Instant::now(), last: None };
-    let path = pull(entry, &store, &PullOptions::from_env(), &mut lines, &Control::new()).map_err(|e| e.to_string())?;
+    let path = pull(entry, &store, &PullOptions::from_env(), &mut lines, &Control::new())?;
     writeln!(stdout(), "{} ({:.2} s)", path.display(), lines.start.elapsed().as_secs_f32())?;
     Ok(())
 }

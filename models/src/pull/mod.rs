@@ -203,7 +203,7 @@ fn download(
     let mut checking =
         |done_bytes| progress.update(&Progress { phase: Phase::Checking, done_bytes, size_bytes, source: "" });
     let partial = Partial::open(&part, entry.sections(), control, &mut checking)?;
-    let work_folder = WorkFolder::new(store.work_folder().join(&entry.name))?;
+    let work_folder = WorkFolder::new(&store.work_folder(), &entry.name)?;
     let (sha256, label) = (entry.sha256, String::new());
     let mut job = Job { options, partial, sha256, progress, control, work_folder: &work_folder.0, label };
     let fetched = fetch(entry, &mut job);
@@ -355,17 +355,24 @@ impl Job<'_> {
     }
 }
 
-/// A folder for temporary files that is empty at first and removed in the end.
+/// A folder for temporary files, removed in the end.
 struct WorkFolder(PathBuf);
 
 impl WorkFolder {
-    fn new(path: PathBuf) -> Result<Self, PullError> {
-        match fs::remove_dir_all(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(PullError::Io { path, action: "empty", source: error });
+    /// Creates `parent/name.PROCESS` and removes what killed processes have left of its kind. A pip that outlived its killed
+    /// parent finds its folders gone, so it cannot write into those of another pip.
+    fn new(parent: &Path, name: &str) -> Result<Self, PullError> {
+        for stale in fs::read_dir(parent).map_err(PullError::io(parent, "list"))?.flatten() {
+            let is_ours = stale
+                .file_name()
+                .to_str()
+                .and_then(|file| file.strip_prefix(name)?.strip_prefix('.'))
+                .is_some_and(|process| !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit()));
+            if is_ours {
+                fs::remove_dir_all(stale.path()).map_err(PullError::io(&stale.path(), "remove"))?;
             }
-            _ => {}
         }
+        let path = parent.join(format!("{name}.{}", std::process::id()));
         fs::create_dir(&path).map_err(PullError::io(&path, "create"))?;
         Ok(Self(path))
     }

