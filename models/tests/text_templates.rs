@@ -105,11 +105,7 @@ fn endless_and_exploding_templates_are_stopped() {
         "{{ lipsum }}{{ nope.x }}",
     ];
     for text in loops {
-        let start = Instant::now();
         let error = refused(text);
-        if start.elapsed() > Duration::from_millis(700) {
-            println!("SLOW {:?} {text} {error}", start.elapsed());
-        }
         let message = error.to_string();
         assert!(
             matches!(error, TextError::TemplateLimit { .. } | TextError::TemplateFailed { .. }),

@@ -103,6 +103,7 @@ fn properties_of_the_vocabulary() {
     assert_eq!((TINY.vocab_size(), TINY.eos_ids(), TINY.bos(), TINY.add_bos()), (400, &[IM_END][..], None, false));
     assert!(TINY.is_eos(IM_END) && !TINY.is_eos(IM_START) && TINY.is_control(IM_START) && !TINY.is_control(THINK));
     assert_eq!(TINY.token_id("<|im_start|>"), Some(IM_START));
+    assert_eq!(TINY.token_id("</s>"), Some(END_OF_TEXT));
     assert_eq!(TINY.token_text(IM_END), Some("<|im_end|>"));
     assert_eq!(TINY.token_id("Ġt").and_then(|id| TINY.token_bytes(id)), Some(b" t".to_vec()));
     assert_eq!((TINY.token_bytes(400), TINY.token_text(400), TINY.token_id("nope")), (None, None, None));
@@ -124,12 +125,13 @@ fn eos_is_a_control_token() {
 
 #[test]
 fn vocabularies_that_cannot_be_used_are_refused() {
-    let refused = |change: fn(&mut Vocabulary)| {
+    type Change = fn(&mut Vocabulary);
+    let refused = |change: Change| {
         let mut vocabulary = tiny();
         change(&mut vocabulary);
         Tokenizer::from_vocabulary(&vocabulary).map(|_| ()).unwrap_err()
     };
-    let cases: [(fn(&mut Vocabulary), &str); 9] = [
+    let cases: [(Change, &str); 9] = [
         (|v| v.model = "llama".into(), "\"llama\""),
         (|v| v.pre_tokenizer = "deepseek-coder".into(), "deepseek-coder"),
         (|v| v.kinds.truncate(3), "400 tokens and 3 kinds"),
@@ -361,9 +363,4 @@ proptest! {
         let rendered = ChatTemplate::new(CHATML, TemplateSource::Model, "", "").unwrap().render(&input).unwrap();
         prop_assert_eq!(chat(CHATML, &input), TINY.encode(&rendered, Specials::Parse).unwrap());
     }
-}
-
-#[test]
-fn end_of_text_is_known() {
-    assert_eq!(TINY.token_id("</s>"), Some(END_OF_TEXT));
 }

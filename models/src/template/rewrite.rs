@@ -7,7 +7,6 @@ use super::bounds::{ADD, CHECKED, CONCAT, KEPT, MADE, MUL};
 use crate::text_error::TextError;
 use minijinja::machinery::ast::{self, CallArg, Expr, Spanned, Stmt};
 use minijinja::machinery::{Span, Token, WhitespaceConfig, tokenize};
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 
 /// Bytes of the longest template.
@@ -25,7 +24,7 @@ pub(super) fn check_shape(source: &str, whitespace: WhitespaceConfig) -> Result<
     }
     let (mut in_tag, mut elifs) = (0, 0);
     // Errors of the tokenizer come again, with their place, from the parser.
-    for token in tokenize(source, false, SyntaxConfig::default(), whitespace).map_while(Result::ok) {
+    for token in tokenize(source, false, Default::default(), whitespace).map_while(Result::ok) {
         match token.0 {
             Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => in_tag = 0,
             Token::Ident("elif") => elifs += 1,
@@ -209,10 +208,8 @@ fn expr<'a>(old: &Expr<'a>) -> Expr<'a> {
             call(KEPT, [Expr::Map(node(map, e.span()))], e.span())
         }
         Expr::UnaryOp(e) => {
-            let op = match e.op {
-                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
-            };
+            let negates = matches!(e.op, ast::UnaryOpKind::Not);
+            let op = if negates { ast::UnaryOpKind::Not } else { ast::UnaryOpKind::Neg };
             Expr::UnaryOp(node(ast::UnaryOp { op, expr: expr(&e.expr) }, e.span()))
         }
         Expr::IfExpr(e) => Expr::IfExpr(node(
