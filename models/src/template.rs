@@ -14,7 +14,6 @@ use crate::tokenizer::{Specials, Tokenizer};
 use crate::vocabulary::Vocabulary;
 use bounds::{Budget, Overspent, Raised};
 use minijinja::machinery::{CodeGenerator, Vm, WhitespaceConfig, make_string_output, parse};
-use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use npuhal_core::stage::TokenId;
 use regex::Regex;
@@ -200,7 +199,7 @@ impl ChatTemplate {
     }
 
     fn compile(&self) -> Result<Compiled<'_>, TextError> {
-        let tree = parse(&self.text, NAME, SyntaxConfig::default(), WHITESPACE).map_err(|error| {
+        let tree = parse(&self.text, NAME, Default::default(), WHITESPACE).map_err(|error| {
             let line = error.line().unwrap_or(1);
             TextError::TemplateSyntax { line, reason: reason(&error), text: self.line(line) }
         })?;

@@ -4,11 +4,12 @@
 //! this bounds time and memory of a render, whatever the template does.
 
 use super::python::{self, JsonStyle, Unwritable};
-use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::value::{DynObject, Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Stands for `a + b`.
 pub(super) const ADD: &str = "+";
@@ -16,13 +17,19 @@ pub(super) const ADD: &str = "+";
 pub(super) const MUL: &str = "*";
 /// Stands for `a ~ b`.
 pub(super) const CONCAT: &str = "~";
-/// Pays for a value and hands it on.
+/// Pays for reading a value and hands it on.
 pub(super) const CHECKED: &str = "=";
+/// Pays for a value that a filter or call has made, and hands it on.
+pub(super) const MADE: &str = "!";
 /// As [`CHECKED`], for values that hold others: refuses deep nesting.
 pub(super) const KEPT: &str = "==";
 
 /// Bytes of one element of a list.
 const ELEMENT_BYTES: usize = 24;
+/// Price of an element that is read.
+const READ_BYTES: usize = 4;
+/// Elements that are paid for together.
+const STEP: usize = 16;
 /// Nesting of lists and maps that a template may make.
 const MAX_NESTING: usize = 32;
 /// Elements of a list that is made by repetition.
@@ -30,10 +37,14 @@ const MAX_REPEATED: usize = 100_000;
 /// Widest indentation or field.
 const MAX_WIDTH: usize = 1000;
 
-/// Bytes that a render may still make.
+/// Longest render. The budget ends every render sooner on any machine that is not overloaded.
+const MAX_RENDER: Duration = Duration::from_secs(3);
+
+/// Bytes that a render may still make, and the moment it must have ended.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: AtomicUsize,
+    deadline: Instant,
 }
 
 /// The budget is spent. The source of an [`Error`], so that it is told from other failures.
@@ -61,14 +72,14 @@ impl std::error::Error for Raised {}
 
 impl Budget {
     pub(super) fn new(bytes: usize) -> Self {
-        Self { left: AtomicUsize::new(bytes) }
+        Self { left: AtomicUsize::new(bytes), deadline: Instant::now() + MAX_RENDER }
     }
 
     fn pay(&self, bytes: usize) -> Result<(), Error> {
         let paid = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         match paid {
-            Ok(_) => Ok(()),
-            Err(_) => Err(overspent()),
+            Ok(_) if Instant::now() < self.deadline => Ok(()),
+            _ => Err(overspent()),
         }
     }
 
@@ -88,7 +99,10 @@ impl Budget {
     fn collect(&self, value: &Value) -> Result<Vec<Value>, Error> {
         let mut items = Vec::new();
         for item in value.try_iter()? {
-            self.pay(ELEMENT_BYTES)?;
+            // In steps, for speed.
+            if items.len() % STEP == 0 {
+                self.pay(STEP * ELEMENT_BYTES)?;
+            }
             items.push(item);
         }
         Ok(items)
@@ -108,8 +122,8 @@ impl Budget {
                 Ok(())
             }
             // A namespace can be changed later: what holds one could become as deep as it is long.
-            ValueKind::Map if is_namespace(value) => {
-                Err(invalid("a namespace cannot be kept in a list, map or namespace"))
+            ValueKind::Map if value.as_object().is_some_and(is_of_the_engine) => {
+                Err(invalid("a namespace, loop or macro cannot be kept in a list, map or namespace"))
             }
             ValueKind::Map => {
                 for key in value.try_iter()? {
@@ -176,7 +190,9 @@ fn install_operators(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let paying = Arc::clone(budget);
     environment.add_function(CONCAT, move |a: Value, b: Value| concat(&paying, &a, &b));
     let paying = Arc::clone(budget);
-    environment.add_function(CHECKED, move |value: Value| checked(&paying, value));
+    environment.add_function(CHECKED, move |value: Value| checked(&paying, value, READ_BYTES));
+    let paying = Arc::clone(budget);
+    environment.add_function(MADE, move |value: Value| checked(&paying, value, ELEMENT_BYTES));
     let paying = Arc::clone(budget);
     environment.add_function(KEPT, move |value: Value| -> Result<Value, Error> {
         paying.check_nesting(&value, 0)?;
@@ -184,11 +200,20 @@ fn install_operators(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     });
 }
 
-fn checked(budget: &Budget, value: Value) -> Result<Value, Error> {
+/// `element_bytes` is the price of each element of a list.
+fn checked(budget: &Budget, value: Value, element_bytes: usize) -> Result<Value, Error> {
+    if let Some(items) = value.downcast_object_ref::<Vec<Value>>() {
+        budget.pay(items.len() * element_bytes)?;
+        return Ok(value);
+    }
     match value.kind() {
         // Lazy sequences hold what they were made from; a chain of them would be as deep as it is long.
-        ValueKind::Seq | ValueKind::Iterable if value.downcast_object_ref::<Vec<Value>>().is_none() => {
-            if value.try_iter().is_err() { Ok(value) } else { Ok(Value::from(budget.collect(&value)?)) }
+        ValueKind::Seq | ValueKind::Iterable => {
+            if value.try_iter().is_err() {
+                Ok(value)
+            } else {
+                Ok(Value::from(budget.collect(&value)?))
+            }
         }
         ValueKind::Map if is_namespace(&value) => {
             for key in value.try_iter()? {
@@ -196,11 +221,21 @@ fn checked(budget: &Budget, value: Value) -> Result<Value, Error> {
             }
             Ok(value)
         }
+        ValueKind::Map => {
+            budget.pay(value.len().unwrap_or(0) * element_bytes)?;
+            Ok(value)
+        }
         _ => {
             budget.pay_for(&value)?;
             Ok(value)
         }
     }
+}
+
+/// Objects that are neither lists nor maps of data, though some of them have attributes as maps have.
+fn is_of_the_engine(object: &DynObject) -> bool {
+    let name = object.type_name();
+    ["::Namespace", "::Macro", "::Loop", "::Closure", "::LoopState"].iter().any(|suffix| name.ends_with(suffix))
 }
 
 fn is_namespace(value: &Value) -> bool {
@@ -320,6 +355,7 @@ fn install_filters(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
         kwargs.assert_all_used()?;
         indent(&paying, &text, width.as_ref(), first, blank)
     });
+    environment.add_filter("round", round);
     let paying = Arc::clone(budget);
     environment.add_filter("format", move |text: &str, args: Rest<Value>| {
         check_format(&paying, text, &args)?;
@@ -402,6 +438,19 @@ fn indent(budget: &Budget, text: &str, width: Option<&Value>, first: bool, blank
         indented.push_str(line);
     }
     Ok(indented)
+}
+
+/// Python's `round`, half to even; always a float.
+fn round(value: f64, precision: Option<usize>, method: Option<&str>) -> Result<f64, Error> {
+    let precision = precision.unwrap_or(0).min(300);
+    let scale = 10f64.powi(precision as i32);
+    match method.unwrap_or("common") {
+        // Printing rounds the exact decimal value half to even.
+        "common" => format!("{value:.precision$}").parse().map_err(|_| invalid("round: not a number")),
+        "ceil" => Ok((value * scale).ceil() / scale),
+        "floor" => Ok((value * scale).floor() / scale),
+        other => Err(invalid(format!("round: method {other:?}; there are common, ceil and floor"))),
+    }
 }
 
 /// Refuses formats with wide fields and pays for all arguments in every field.

@@ -3,11 +3,10 @@
 //! Operators and filters of the template language make values without asking anybody. The tree is therefore copied with every
 //! operation that can make text or lists led through functions of [`super::bounds`], whose names no template can spell.
 
-use super::bounds::{ADD, CHECKED, CONCAT, KEPT, MUL};
+use super::bounds::{ADD, CHECKED, CONCAT, KEPT, MADE, MUL};
 use crate::text_error::TextError;
 use minijinja::machinery::ast::{self, CallArg, Expr, Spanned, Stmt};
 use minijinja::machinery::{Span, Token, WhitespaceConfig, tokenize};
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 
 /// Bytes of the longest template.
@@ -25,7 +24,7 @@ pub(super) fn check_shape(source: &str, whitespace: WhitespaceConfig) -> Result<
     }
     let (mut in_tag, mut elifs) = (0, 0);
     // Errors of the tokenizer come again, with their place, from the parser.
-    for token in tokenize(source, false, SyntaxConfig::default(), whitespace).map_while(Result::ok) {
+    for token in tokenize(source, false, Default::default(), whitespace).map_while(Result::ok) {
         match token.0 {
             Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => in_tag = 0,
             Token::Ident("elif") => elifs += 1,
@@ -74,7 +73,7 @@ fn stmt<'a>(old: &Stmt<'a>) -> Result<Stmt<'a>, Refused> {
         Stmt::ForLoop(s) => Stmt::ForLoop(node(
             ast::ForLoop {
                 target: plain(&s.target),
-                iter: expr(&s.iter),
+                iter: checked(&s.iter),
                 filter_expr: s.filter_expr.as_ref().map(expr),
                 recursive: s.recursive,
                 body: stmts(&s.body)?,
@@ -185,20 +184,21 @@ fn expr<'a>(old: &Expr<'a>) -> Expr<'a> {
         }
         Expr::Slice(e) => {
             let slice = ast::Slice {
-                expr: expr(&e.expr),
+                expr: checked(&e.expr),
                 start: e.start.as_ref().map(expr),
                 stop: e.stop.as_ref().map(expr),
                 step: e.step.as_ref().map(expr),
             };
-            call(CHECKED, [Expr::Slice(node(slice, e.span()))], e.span())
+            call(MADE, [Expr::Slice(node(slice, e.span()))], e.span())
         }
-        Expr::Filter(e) => call(CHECKED, [Expr::Filter(node(filter_parts(e), e.span()))], e.span()),
+        Expr::Filter(e) => call(MADE, [Expr::Filter(node(filter_parts(e), e.span()))], e.span()),
         Expr::Test(e) => {
-            // `is defined` and its like must see the expression itself.
-            let test = ast::Test { name: e.name, expr: expr(&e.expr), args: args(&e.args) };
+            // Tests with arguments compare; the others look at the kind of a value.
+            let side = if e.args.is_empty() { expr } else { checked };
+            let test = ast::Test { name: e.name, expr: side(&e.expr), args: args(&e.args) };
             Expr::Test(node(test, e.span()))
         }
-        Expr::Call(e) => call(CHECKED, [Expr::Call(node(call_parts(e), e.span()))], e.span()),
+        Expr::Call(e) => call(MADE, [Expr::Call(node(call_parts(e), e.span()))], e.span()),
         Expr::List(e) => {
             let list = ast::List { items: e.items.iter().map(expr).collect() };
             call(KEPT, [Expr::List(node(list, e.span()))], e.span())
@@ -208,10 +208,8 @@ fn expr<'a>(old: &Expr<'a>) -> Expr<'a> {
             call(KEPT, [Expr::Map(node(map, e.span()))], e.span())
         }
         Expr::UnaryOp(e) => {
-            let op = match e.op {
-                ast::UnaryOpKind::Not => ast::UnaryOpKind::Not,
-                ast::UnaryOpKind::Neg => ast::UnaryOpKind::Neg,
-            };
+            let negates = matches!(e.op, ast::UnaryOpKind::Not);
+            let op = if negates { ast::UnaryOpKind::Not } else { ast::UnaryOpKind::Neg };
             Expr::UnaryOp(node(ast::UnaryOp { op, expr: expr(&e.expr) }, e.span()))
         }
         Expr::IfExpr(e) => Expr::IfExpr(node(
@@ -223,9 +221,10 @@ fn expr<'a>(old: &Expr<'a>) -> Expr<'a> {
             e.span(),
         )),
         Expr::GetAttr(e) => Expr::GetAttr(node(ast::GetAttr { expr: expr(&e.expr), name: e.name }, e.span())),
-        Expr::GetItem(e) => {
-            Expr::GetItem(node(ast::GetItem { expr: expr(&e.expr), subscript_expr: expr(&e.subscript_expr) }, e.span()))
-        }
+        Expr::GetItem(e) => Expr::GetItem(node(
+            ast::GetItem { expr: checked(&e.expr), subscript_expr: expr(&e.subscript_expr) },
+            e.span(),
+        )),
         Expr::Var(_) | Expr::Const(_) => plain(old),
     }
 }
@@ -273,7 +272,7 @@ fn call_parts<'a>(old: &ast::Call<'a>) -> ast::Call<'a> {
 
 fn args<'a>(old: &[CallArg<'a>]) -> Vec<CallArg<'a>> {
     let one = |arg: &CallArg<'a>| match arg {
-        CallArg::Pos(e) => CallArg::Pos(expr(e)),
+        CallArg::Pos(e) => CallArg::Pos(checked(e)),
         CallArg::Kwarg(name, e) => CallArg::Kwarg(name, expr(e)),
         CallArg::PosSplat(e) => CallArg::PosSplat(expr(e)),
         CallArg::KwargSplat(e) => CallArg::KwargSplat(expr(e)),

@@ -102,20 +102,12 @@ impl Splitter {
     /// Bytes of a match that belong to its word: `\s+(?!\S)` leaves one character of white space to the next word.
     fn kept_len(&self, matched: &str, at_end: bool) -> usize {
         let mut chars = matched.chars();
-        let last = chars.next_back();
+        let Some(last) = chars.next_back() else { return 0 };
+        let rest = chars.as_str();
         // Only white space ends in white space, but for the patterns that keep line breaks.
         let keeps_breaks = !matches!(self.kind, PreTokenizer::Gpt2 | PreTokenizer::SmolLm);
-        match last {
-            Some(last)
-                if !at_end
-                    && !chars.as_str().is_empty()
-                    && last.is_whitespace()
-                    && !(keeps_breaks && matches!(last, '\r' | '\n')) =>
-            {
-                chars.as_str().len()
-            }
-            _ => matched.len(),
-        }
+        let kept = at_end || rest.is_empty() || !last.is_whitespace() || (keeps_breaks && matches!(last, '\r' | '\n'));
+        if kept { matched.len() } else { rest.len() }
     }
 }
 

@@ -1,0 +1,212 @@
+//! Chat templates against Jinja2, and hostile ones.
+
+use npuhal_models::template::TemplateSource;
+use npuhal_models::{ChatInput, ChatTemplate, TextError};
+use serde_json::Value;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+fn template(text: &str) -> Result<ChatTemplate, TextError> {
+    ChatTemplate::new(text, TemplateSource::Model, "<s>", "</s>")
+}
+
+fn input(case: &Value) -> ChatInput {
+    let mut input: ChatInput = serde_json::from_value(case.clone()).unwrap();
+    // 2024-07-26 14:05:09
+    input.now = Some(UNIX_EPOCH + Duration::from_secs(1_722_002_709));
+    let known = ["name", "template", "messages", "rendered", "error", "add_generation_prompt", "tools", "documents"];
+    let others = case.as_object().unwrap().iter().filter(|(key, _)| !known.contains(&key.as_str()));
+    input.kwargs = others.map(|(key, value)| (key.clone(), value.clone())).collect();
+    input
+}
+
+#[test]
+fn renders_what_jinja2_renders() {
+    let cases: Vec<Value> = serde_json::from_str(include_str!("data/text/templates.json")).unwrap();
+    let mut wrong = Vec::new();
+    for case in &cases {
+        let found = template(case["template"].as_str().unwrap()).and_then(|t| t.render(&input(case)));
+        match (&found, case["rendered"].as_str(), case["error"].as_str()) {
+            (Ok(text), Some(wanted), None) if text == wanted => {}
+            (Err(TextError::TemplateRaised { message }), None, Some(wanted)) if message == wanted => {}
+            // The engines word their own errors differently.
+            (Err(TextError::TemplateFailed { .. }), None, Some(wanted))
+                if wanted.contains("no element") || wanted.contains("undefined") => {}
+            (_, wanted, error) => {
+                wrong.push(format!("{}:\n  found  {found:?}\n  wanted {wanted:?} {error:?}", case["name"]))
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+/// Renders `text`, which must fail soon.
+fn refused(text: &str) -> TextError {
+    let start = Instant::now();
+    let input = ChatInput::new(vec![npuhal_models::ChatMessage::new("user", "hello")]);
+    let error = template(text).and_then(|t| t.render(&input)).map(|text| text.len());
+    let error = error.expect_err(&text[..text.len().min(200)]);
+    assert!(start.elapsed() < Duration::from_secs(6), "{:?}: {}", start.elapsed(), &text[..text.len().min(200)]);
+    error
+}
+
+#[test]
+fn endless_and_exploding_templates_are_stopped() {
+    let loops = [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{% for a in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = n.s.replace('x', n.s) %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = [n.s, n.s] | join(n.s) %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = n.s.join([n.s, n.s]) %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = '%s%s' | format(n.s, n.s) %}{% endfor %}",
+        "{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = '{0}{0}'.format(n.s) %}{% endfor %}",
+        "{% set n = namespace(s='\\n') %}{% for i in range(99) %}{% set n.s = n.s | indent(900, true, true) %}{% endfor %}",
+        "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = n.l + n.l %}{% endfor %}",
+        "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}",
+        "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = {'a': n.l, 'b': n.l} %}{% endfor %}{{ n.l }}",
+        "{% set n = namespace(l=[1]) %}{% for i in range(99999) %}{% set n.l = [n.l] %}{% endfor %}",
+        "{% set n = namespace(l=1) %}{% for i in range(99999) %}{% set n.l = namespace(l=n.l) %}{% endfor %}",
+        "{% set n = namespace() %}{% set n.n = n %}{{ n }}",
+        "{% set n = namespace(t=none) %}{% for i in range(99999) %}{% set m = namespace() %}{% set n.t = m %}{% endfor %}",
+        "{% set n = namespace(f=none) %}{% for i in range(99999) %}{% set p = n.f %}{% macro f() %}{{ p }}{% endmacro %}{% set n.f = f %}{% endfor %}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ 10 ** 12 * 'x' }}",
+        "{{ [1] * 10 ** 12 }}",
+        "{{ ([1] * 10 ** 12) | list | length }}",
+        "{{ ([1, 2] * 9223372036854775807) | length }}",
+        "{{ range(10 ** 12) }}",
+        "{{ range(99999) | map('string') | map('indent', 10 ** 9) | list }}",
+        "{{ 'x' | indent(10 ** 12) }}",
+        "{{ [1] | tojson(indent=10 ** 12) }}",
+        "{{ '%99999999999d' | format(1) }}",
+        "{{ '%.99999999d' | format(1) }}",
+        "{{ '{:>9999999999}'.format('a') }}",
+        "{{ 'abc'.split('') }}",
+        "{{ 10 ** 99 }}",
+        "{{ 9223372036854775807 * 9223372036854775807 * 9223372036854775807 }}",
+        "{% for i in range(99999) %}{% for m in messages %}{% set x = ('y' * 100000) == ('z' * 100000) %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000) %}{% for i in range(99999) %}{% if n.s == n.s ~ '' %}{% endif %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000, t='ab' * 500000) %}{% for i in range(99999) %}{% if n.s == n.t %}{% endif %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000, t='ab' * 500000) %}{% for i in range(99999) %}{% if n.s is eq(n.t) %}{% endif %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000) %}{% for i in range(99999) %}{% if 'c' in n.s %}{% endif %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000) %}{% for i in range(99999) %}{{ n.s[7:9] }}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000) %}{% for i in range(99999) %}{% if n.s | length == 3 %}{% endif %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000) %}{% for i in range(99999) %}{% if n.s[999999] == 'x' %}{% endif %}{% endfor %}",
+        "{% set n = namespace(s='ab' * 500000) %}{% for i in range(99999) %}{% for c in n.s %}{% break %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(l=range(99999)) %}{% for i in range(99999) %}{% set n.l = n.l | reverse %}{% endfor %}",
+        "{% set n = namespace(l=range(99999)) %}{% for i in range(99999) %}{% if n.l | list | last == 1 %}{% endif %}{% endfor %}",
+        "{% set n = namespace(l=range(99999)) %}{% for i in range(99999) %}{% if (-1) in n.l %}{% endif %}{% endfor %}",
+        "{% set n = namespace(d={}) %}{% for i in range(99999) %}{% set n.d = dict(n.d, **{'k' ~ i: i}) %}{% endfor %}",
+        "{{ lipsum }}{{ nope.x }}",
+    ];
+    for text in loops {
+        let error = refused(text);
+        let message = error.to_string();
+        assert!(
+            matches!(error, TextError::TemplateLimit { .. } | TextError::TemplateFailed { .. }),
+            "{text}: {message}"
+        );
+    }
+}
+
+#[test]
+fn deep_and_huge_sources_are_refused() {
+    let sources = [
+        format!("{{{{ {} }}}}", "1+".repeat(200_000) + "1"),
+        format!("{{{{ {}1{} }}}}", "(".repeat(10_000), ")".repeat(10_000)),
+        format!("{{{{ {}1{} }}}}", "[".repeat(400), "]".repeat(400)),
+        format!("{{{{ x{} }}}}", ".a".repeat(100_000)),
+        format!("{{{{ x{} }}}}", "|e".repeat(100_000)),
+        format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(20_000)),
+        "{% if a %}".repeat(20_000),
+        "{% for a in b %}".repeat(20_000) + &"{% endfor %}".repeat(20_000),
+        "x".repeat(2_000_000),
+        "{% if x".to_owned(),
+        "{{ 'unclosed }}".to_owned(),
+    ];
+    for source in sources {
+        let error = refused(&source).to_string();
+        assert!(error.len() < 1000, "{} bytes", error.len());
+    }
+    // As deep as the bounds allow, on a small stack.
+    let deepest = [
+        format!("{{{{ {} }}}}", "1+".repeat(280) + "1"),
+        format!("{{{{ x{} }}}}", "|upper".repeat(280)),
+        format!("{{{{ {} }}}}", "not ".repeat(500) + "1"),
+        format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(199)),
+        format!("{}x{}", "{% if 1 %}".repeat(60), "{% endif %}".repeat(60)),
+    ];
+    for source in deepest {
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        let render = move || template(&source).and_then(|t| t.render(&ChatInput::new(Vec::new()))).map(|_| ());
+        thread.spawn(render).unwrap().join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn syntax_errors_tell_line_and_text() {
+    let message = template("a\n{% if x %}\n{% endfor %}\n").unwrap_err().to_string();
+    assert!(message.contains("line 3") && message.contains("{% endfor %}"), "{message}");
+    let message = refused("a\n\n{{ messages[0].nope.deeper }}").to_string();
+    assert!(message.contains("line 3") && message.contains("nope.deeper"), "{message}");
+    let message = refused("{{ raise_exception('Only <users> may speak') }}").to_string();
+    assert!(message.contains("Only <users> may speak"), "{message}");
+}
+
+#[test]
+fn nothing_outside_can_be_reached() {
+    for text in [
+        "{% include 'chat_template' %}",
+        "{% include '/etc/passwd' ignore missing %}",
+        "{% import 'x' as y %}",
+        "{% from 'x' import y %}",
+        "{% extends 'x' %}",
+        "{% block b %}{% endblock %}",
+    ] {
+        let message = template(text).unwrap_err().to_string();
+        assert!(message.contains("not available"), "{message}");
+    }
+    assert!(matches!(refused("{{ debug() }}"), TextError::TemplateFailed { .. }));
+}
+
+#[test]
+fn generation_tags_are_passed_over() {
+    let text = "a{% generation %}b{% endgeneration %}\n{%- generation -%} c {%- endgeneration %}";
+    assert_eq!(template(text).unwrap().render(&ChatInput::new(Vec::new())).unwrap(), "abc");
+}
+
+#[test]
+fn content_is_read_from_text_null_and_parts() {
+    let read = |json: &str| serde_json::from_str::<ChatInput>(json).map(|i| i.messages[0].content.clone());
+    assert_eq!(read(r#"{"messages":[{"role":"user","content":"a"}]}"#).unwrap(), Some("a".to_owned()));
+    assert_eq!(read(r#"{"messages":[{"role":"user","content":null}]}"#).unwrap(), None);
+    assert_eq!(read(r#"{"messages":[{"role":"user"}]}"#).unwrap(), None);
+    let parts = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}"#;
+    assert_eq!(read(parts).unwrap(), Some("a\nb".to_owned()));
+    let image = r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}"#;
+    assert!(read(image).unwrap_err().to_string().contains("image_url"));
+}
+
+#[test]
+fn variables_of_the_conversation_cannot_be_replaced() {
+    let mut input = ChatInput::new(Vec::new());
+    input.kwargs.insert("bos_token".to_owned(), "x".into());
+    let message = template("{{ bos_token }}").unwrap().render(&input).unwrap_err().to_string();
+    assert!(message.contains("bos_token"), "{message}");
+}
+
+#[test]
+fn arguments_of_tool_calls_are_objects() {
+    let case: Value = serde_json::from_str(
+        r#"{"messages":[{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{\"a\":1}"}},
+            {"function":{"name":"g","arguments":"not json"}}]}]}"#,
+    )
+    .unwrap();
+    let text = "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }};{% endfor %}";
+    assert_eq!(template(text).unwrap().render(&input(&case)).unwrap(), r#"{"a": 1};"not json";"#);
+}
