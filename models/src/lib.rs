@@ -12,8 +12,16 @@
 
 pub mod config;
 pub mod error;
+pub mod generate;
+pub mod logprobs;
 pub mod map;
+pub mod pcg;
+pub mod prefix;
+pub mod sampling;
+pub mod sequence;
 pub mod source;
+pub mod stats;
+pub mod stop;
 pub mod tensor;
 pub mod vocabulary;
 
