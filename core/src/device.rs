@@ -418,7 +418,13 @@ pub trait Submission: Send + 'static {
         let waiter =
             std::thread::Builder::new().name("npuhal-wait".to_owned()).spawn(move || sender.send(self.wait(deadline)));
         match waiter {
-            Ok(_) => receiver.await,
+            Ok(_) => receiver.await.unwrap_or_else(|| {
+                Err(RunError::Failed {
+                    run: None,
+                    state: "unknown".to_owned(),
+                    detail: "the waiting thread ended without an answer".to_owned(),
+                })
+            }),
             Err(error) => Err(RunError::Device(DeviceError::Driver {
                 operation: "starting a waiting thread".to_owned(),
                 code: error.kind().to_string(),

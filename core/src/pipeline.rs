@@ -117,8 +117,10 @@ impl Pipeline {
             if index < tail {
                 let ask = if index + 1 == tail { want } else { Want::All };
                 segment.forward(rows, &mut self.hidden, ask, control)?;
+                check_shape(&self.hidden, ask.count(rows.len()), segment.as_ref())?;
             } else if !wanted.is_empty() {
                 segment.forward(&wanted, &mut self.hidden, Want::All, control)?;
+                check_shape(&self.hidden, wanted.len(), segment.as_ref())?;
             }
         }
         for index in 0..wanted.len() {
@@ -135,7 +137,7 @@ impl Stepper for Pipeline {
     }
 
     fn capacity(&self) -> SegmentCapacity {
-        SegmentCapacity { rows_per_call: u32::MAX, ..self.capacity }
+        self.capacity
     }
 
     fn placement(&self) -> Vec<Placement> {
@@ -189,13 +191,30 @@ impl Stepper for Pipeline {
 
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
         let mut remaining = len;
-        // A segment that could keep fewer positions than asked makes the ones before it follow.
+        // Segments without layers hold nothing and are not asked. A segment that could keep fewer positions than asked makes
+        // the others follow.
         loop {
-            let kept = self.segments.iter_mut().map(|segment| segment.truncate(sequence, remaining)).min();
+            let cached = self.segments.iter_mut().filter(|segment| !segment.layers().is_empty());
+            let kept = cached.map(|segment| segment.truncate(sequence, remaining)).min();
             match kept {
                 Some(kept) if kept < remaining => remaining = kept,
                 _ => return remaining,
             }
         }
     }
+}
+
+/// A segment that hands on another number of rows, or rows of another width, would corrupt its successors.
+fn check_shape(hidden: &HiddenRows, rows: usize, segment: &dyn Segment) -> Result<(), RunError> {
+    if rows == 0 || (hidden.rows() == rows && hidden.width() == segment.width()) {
+        return Ok(());
+    }
+    let (layers, width) = (segment.layers(), segment.width());
+    let (found_rows, found_width) = (hidden.rows(), hidden.width());
+    Err(RunError::BadRows {
+        reason: format!(
+            "layers {layers:?} on {} were to hand on {rows} rows of {width}, found {found_rows} rows of {found_width}",
+            segment.device()
+        ),
+    })
 }

@@ -288,7 +288,7 @@ pub trait Segment: Send {
         control: &Control,
     ) -> Result<(), RunError>;
 
-    /// Forgets positions from `len` on; returns how many really remain.
+    /// Forgets positions from `len` on; returns how many really remain. A segment without layers holds none and is not asked.
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize;
 
     /// What can be observed here.

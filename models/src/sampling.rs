@@ -1,0 +1,778 @@
+//! From logits to a token: penalties → temperature → `top_k` → `top_p` → `min_p` → draw.
+//!
+//! * **Greedy** is the argmax, lowest id on ties, taken where no penalty differs from neutral and the temperature is 0 or
+//!   `top_k` is 1. It allocates nothing and keeps no history.
+//! * **Penalties** look at the distinct ids of prompt and output: a positive logit is divided by the repetition penalty, any
+//!   other multiplied by it; then frequency × count is subtracted, then presence. Temperature 0 with penalties is the argmax
+//!   after penalties.
+//! * **`top_k`** keeps the scores that are not below the k-th highest, ties included. **`top_p`** keeps, in falling order,
+//!   what has less than `p` before it; the first always stays. **`min_p`** then keeps what has at least `min_p` times the
+//!   probability of the best.
+//! * **Draw**: one uniform number for each emitted token, from the request's own [`Pcg64`]; the token is the first, by id,
+//!   whose cumulative probability exceeds it.
+
+use crate::pcg::Pcg64;
+use npuhal_core::RunError;
+use npuhal_core::stage::TokenId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::cmp::Ordering;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use thiserror::Error;
+
+/// A sampling parameter that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    /// Not a number at all.
+    #[error("{field} must be a number; found {found}")]
+    NotANumber {
+        /// Name of the parameter.
+        field: &'static str,
+        /// What was given, as JSON.
+        found: String,
+    },
+    /// A number where an integer is needed, or no number.
+    #[error("{field} must be an integer; found {found}")]
+    NotAnInteger {
+        /// Name of the parameter.
+        field: &'static str,
+        /// What was given, as JSON.
+        found: String,
+    },
+    /// Infinite or not a number.
+    #[error("{field} must be finite; found {found}")]
+    NotFinite {
+        /// Name of the parameter.
+        field: &'static str,
+        /// What was given.
+        found: String,
+    },
+    /// A negative number where there can be none.
+    #[error("{field} cannot be negative; found {found}")]
+    Negative {
+        /// Name of the parameter.
+        field: &'static str,
+        /// What was given.
+        found: String,
+    },
+    /// Outside the range.
+    #[error("{field} must be between {range}; found {found}")]
+    OutOfRange {
+        /// Name of the parameter.
+        field: &'static str,
+        /// The two ends, e.g. `0 (exclusive) and 1 (inclusive)`.
+        range: &'static str,
+        /// What was given.
+        found: String,
+    },
+}
+
+/// How the repetition penalty is understood.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PenaltyRule {
+    /// Any value other than 1 applies.
+    #[default]
+    AnyValue,
+    /// Only values above 1 apply, as in the published XDNA2 lane; its plain argmax orders by bit pattern, so that +0 is above
+    /// -0.
+    AboveOne,
+}
+
+/// How tokens are chosen. The default is greedy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
+    /// Divisor of the logits, 0 to 2; 0 takes the best.
+    pub temperature: f64,
+    /// Cumulative probability to keep, above 0 and up to 1; 1 is off.
+    pub top_p: f64,
+    /// Scores to keep; 0 is off.
+    pub top_k: u64,
+    /// Smallest probability relative to the best, 0 to 1; 0 is off. Applied after `top_p`.
+    pub min_p: f64,
+    /// Factor on logits of ids that occurred, 0.1 to 2; 1 is off.
+    pub repetition_penalty: f64,
+    /// Subtracted from logits of ids that occurred, -2 to 2; 0 is off.
+    pub presence_penalty: f64,
+    /// Subtracted once for each occurrence, -2 to 2; 0 is off.
+    pub frequency_penalty: f64,
+    /// Seed of the draws, 0 to 2⁶³ - 1; without one a random seed is taken and reported.
+    pub seed: Option<u64>,
+    /// Latest ids of prompt and output that penalties look at; `None` is all.
+    pub penalty_window: Option<u32>,
+    /// How the repetition penalty is understood.
+    pub penalty_rule: PenaltyRule,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: None,
+            penalty_window: None,
+            penalty_rule: PenaltyRule::AnyValue,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// The published XDNA2 lane's choice: argmax, with a repetition penalty over the last 64 ids where it is above 1.
+    #[must_use]
+    pub fn lane(repetition_penalty: f64) -> Self {
+        Self { repetition_penalty, penalty_window: Some(64), penalty_rule: PenaltyRule::AboveOne, ..Self::default() }
+    }
+
+    /// Reads the parameters of a request body. Absent and null fields keep their defaults; other fields are ignored.
+    ///
+    /// # Errors
+    /// The first field that is no number (booleans are none) or out of range.
+    pub fn from_json(body: &serde_json::Map<String, Value>) -> Result<Self, SamplingError> {
+        let mut params = Self::default();
+        for (field, slot) in [
+            (TEMPERATURE, &mut params.temperature),
+            (TOP_P, &mut params.top_p),
+            (MIN_P, &mut params.min_p),
+            (REPETITION, &mut params.repetition_penalty),
+            (PRESENCE, &mut params.presence_penalty),
+            (FREQUENCY, &mut params.frequency_penalty),
+        ] {
+            if let Some(value) = given(body, field) {
+                *slot = value.as_f64().ok_or_else(|| SamplingError::NotANumber { field, found: value.to_string() })?;
+            }
+        }
+        if let Some(value) = given(body, TOP_K) {
+            params.top_k =
+                integer(TOP_K, value, || SamplingError::Negative { field: TOP_K, found: value.to_string() })?;
+        }
+        if let Some(value) = given(body, SEED) {
+            params.seed = Some(integer(SEED, value, || seed_out_of_range(value.to_string()))?);
+        }
+        params.validate()?;
+        Ok(params)
+    }
+
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first field out of range.
+    pub fn validate(&self) -> Result<(), SamplingError> {
+        check(TEMPERATURE, self.temperature, "0 (inclusive) and 2 (inclusive)", |x| (0.0..=2.0).contains(&x))?;
+        check(TOP_P, self.top_p, "0 (exclusive) and 1 (inclusive)", |x| x > 0.0 && x <= 1.0)?;
+        check(MIN_P, self.min_p, "0 (inclusive) and 1 (inclusive)", |x| (0.0..=1.0).contains(&x))?;
+        check(REPETITION, self.repetition_penalty, "0.1 (inclusive) and 2 (inclusive)", |x| (0.1..=2.0).contains(&x))?;
+        check(PRESENCE, self.presence_penalty, "-2 (inclusive) and 2 (inclusive)", |x| (-2.0..=2.0).contains(&x))?;
+        check(FREQUENCY, self.frequency_penalty, "-2 (inclusive) and 2 (inclusive)", |x| (-2.0..=2.0).contains(&x))?;
+        match (self.seed, self.penalty_window) {
+            (Some(seed), _) if seed > MAX_SEED => Err(seed_out_of_range(seed.to_string())),
+            (_, Some(0)) => Err(SamplingError::OutOfRange {
+                field: "penalty_window",
+                range: "1 (inclusive) and 4294967295 (inclusive)",
+                found: "0".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a penalty differs from neutral.
+    #[must_use]
+    pub fn penalizes(&self) -> bool {
+        self.repetition() != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether the choice is the plain argmax.
+    #[must_use]
+    pub fn is_greedy(&self) -> bool {
+        !self.penalizes() && (self.temperature == 0.0 || self.top_k == 1)
+    }
+
+    /// Whether a second run gives the same tokens.
+    #[must_use]
+    pub fn is_deterministic(&self) -> bool {
+        !self.draws() || self.seed.is_some()
+    }
+
+    /// Whether tokens are drawn at random.
+    #[must_use]
+    pub fn draws(&self) -> bool {
+        self.temperature != 0.0 && !self.is_greedy()
+    }
+
+    /// The repetition penalty in effect.
+    fn repetition(&self) -> f64 {
+        match self.penalty_rule {
+            PenaltyRule::AboveOne if self.repetition_penalty <= 1.0 => 1.0,
+            _ => self.repetition_penalty,
+        }
+    }
+}
+
+/// Chooses the tokens of one sequence.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplingParams,
+    seed: Option<u64>,
+    draws: Option<Pcg64>,
+    history: History,
+    scores: Vec<f32>,
+    ranked: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// A sampler with an empty history.
+    ///
+    /// # Errors
+    /// As [`SamplingParams::validate`].
+    pub fn new(params: SamplingParams) -> Result<Self, SamplingError> {
+        params.validate()?;
+        let seed = params.draws().then(|| params.seed.unwrap_or_else(random_seed));
+        Ok(Self {
+            draws: seed.map(Pcg64::seeded),
+            seed,
+            history: History::new(params.penalty_window),
+            params,
+            scores: Vec::new(),
+            ranked: Vec::new(),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// The parameters.
+    #[must_use]
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// The seed of the draws, given or random; `None` where nothing is drawn.
+    #[must_use]
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// Tells of a token of the prompt, or of one that was emitted, in order.
+    pub fn accept(&mut self, token: TokenId) {
+        if self.params.penalizes() {
+            self.history.push(token);
+        }
+    }
+
+    /// Chooses a token. The caller passes it to [`Sampler::accept`] if it keeps it.
+    ///
+    /// # Errors
+    /// [`RunError::NotFinite`] where a logit is infinite or not a number, [`RunError::BadRows`] where there is none.
+    pub fn select(&mut self, logits: &[f32]) -> Result<TokenId, RunError> {
+        let best = best_finite(logits)?;
+        if self.params.is_greedy() {
+            let by_bits = self.params.penalty_rule == PenaltyRule::AboveOne;
+            return Ok(first_of(logits, best, by_bits));
+        }
+        self.scores.clear();
+        self.scores.extend_from_slice(logits);
+        self.history.penalize(&self.params, &mut self.scores);
+        if self.params.temperature == 0.0 {
+            return Ok(argmax(&self.scores));
+        }
+        let u = self.draws.as_mut().map_or(0.0, Pcg64::next_f64);
+        if !self.keep_top_k() {
+            return Ok(argmax(&self.scores));
+        }
+        self.keep_top_p();
+        self.keep_min_p();
+        Ok(self.draw(u))
+    }
+
+    /// Fills `candidates`, by ascending id, with what `top_k` leaves and the relative probabilities at the temperature.
+    /// False where a score overflows, so that only the best is left.
+    fn keep_top_k(&mut self) -> bool {
+        let temperature = self.params.temperature as f32;
+        let best = self.scores.iter().fold(f32::NEG_INFINITY, |best, &score| best.max(score / temperature));
+        if !best.is_finite() {
+            return false;
+        }
+        let threshold = match usize::try_from(self.params.top_k) {
+            Ok(k) if k > 0 && k < self.scores.len() => {
+                self.ranked.clear();
+                self.ranked.extend_from_slice(&self.scores);
+                *self.ranked.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+            }
+            _ => f32::NEG_INFINITY,
+        };
+        self.candidates.clear();
+        self.candidates.extend(
+            self.scores
+                .iter()
+                .enumerate()
+                .filter(|(_, score)| **score >= threshold)
+                .map(|(id, score)| Candidate { id: id as TokenId, weight: (score / temperature - best).exp() }),
+        );
+        true
+    }
+
+    /// Keeps what `top_p` leaves. Ranks only as many candidates as are needed.
+    fn keep_top_p(&mut self) {
+        if self.params.top_p >= 1.0 {
+            return;
+        }
+        let total = total_weight(&self.candidates);
+        let mut before = 0.0;
+        let mut ranked = 0;
+        let mut step = 128;
+        while ranked < self.candidates.len() {
+            let rest = &mut self.candidates[ranked..];
+            let count = step.min(rest.len());
+            if count < rest.len() {
+                rest.select_nth_unstable_by(count, Candidate::falling);
+            }
+            rest[..count].sort_unstable_by(Candidate::falling);
+            for index in ranked..ranked + count {
+                if index > 0 && before >= self.params.top_p {
+                    self.candidates.truncate(index);
+                    self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+                    return;
+                }
+                before += f64::from(self.candidates[index].weight) / total;
+            }
+            ranked += count;
+            step *= 4;
+        }
+        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+    }
+
+    fn keep_min_p(&mut self) {
+        if self.params.min_p > 0.0 {
+            let best = self.candidates.iter().fold(0.0f32, |best, candidate| best.max(candidate.weight));
+            let least = self.params.min_p * f64::from(best);
+            self.candidates.retain(|candidate| f64::from(candidate.weight) >= least);
+        }
+    }
+
+    /// The first candidate whose cumulative probability exceeds `u`.
+    fn draw(&self, u: f64) -> TokenId {
+        let total = total_weight(&self.candidates);
+        let last: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight) / total).sum();
+        let mut cumulative = 0.0;
+        for candidate in &self.candidates {
+            cumulative += f64::from(candidate.weight) / total;
+            if cumulative / last > u {
+                return candidate.id;
+            }
+        }
+        argmax(&self.scores)
+    }
+}
+
+/// A token that filters left, with its probability relative to the best.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    id: TokenId,
+    weight: f32,
+}
+
+impl Candidate {
+    fn falling(a: &Self, b: &Self) -> Ordering {
+        b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
+    }
+}
+
+/// How often each id occurred in the window.
+#[derive(Debug, Clone)]
+struct History {
+    window: Option<usize>,
+    latest: VecDeque<TokenId>,
+    counts: HashMap<TokenId, u32>,
+}
+
+impl History {
+    fn new(window: Option<u32>) -> Self {
+        Self { window: window.map(|window| window as usize), latest: VecDeque::new(), counts: HashMap::new() }
+    }
+
+    fn push(&mut self, token: TokenId) {
+        *self.counts.entry(token).or_insert(0) += 1;
+        let Some(window) = self.window else { return };
+        self.latest.push_back(token);
+        if self.latest.len() > window
+            && let Some(oldest) = self.latest.pop_front()
+            && let Some(count) = self.counts.get_mut(&oldest)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&oldest);
+            }
+        }
+    }
+
+    fn penalize(&self, params: &SamplingParams, scores: &mut [f32]) {
+        let repetition = params.repetition() as f32;
+        let frequency = params.frequency_penalty as f32;
+        let presence = params.presence_penalty as f32;
+        for (&id, &count) in &self.counts {
+            let Some(score) = scores.get_mut(id as usize) else { continue };
+            *score = if *score > 0.0 { *score / repetition } else { *score * repetition };
+            *score -= frequency * count as f32;
+            *score -= presence;
+        }
+    }
+}
+
+/// The lowest id with the highest logit.
+///
+/// # Errors
+/// As [`Sampler::select`].
+pub fn greedy(logits: &[f32]) -> Result<TokenId, RunError> {
+    Ok(first_of(logits, best_finite(logits)?, false))
+}
+
+/// Refuses logits that are infinite or not numbers.
+///
+/// # Errors
+/// [`RunError::NotFinite`], [`RunError::BadRows`] for an empty row.
+pub fn check_logits(logits: &[f32]) -> Result<(), RunError> {
+    best_finite(logits).map(|_| ())
+}
+
+/// The highest logit; one pass in independent lanes, so that the compiler can vectorize it.
+fn best_finite(logits: &[f32]) -> Result<f32, RunError> {
+    const LANES: usize = 16;
+    if logits.is_empty() {
+        return Err(RunError::BadRows { reason: "a row of logits is empty".to_owned() });
+    }
+    let mut best = [f32::NEG_INFINITY; LANES];
+    let mut odd = [0u32; LANES];
+    let chunks = logits.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            best[lane] = if chunk[lane] > best[lane] { chunk[lane] } else { best[lane] };
+            odd[lane] |= u32::from(chunk[lane].to_bits() & EXPONENT == EXPONENT);
+        }
+    }
+    for (lane, &logit) in rest.iter().enumerate() {
+        best[lane] = if logit > best[lane] { logit } else { best[lane] };
+        odd[lane] |= u32::from(!logit.is_finite());
+    }
+    if odd.iter().any(|&odd| odd != 0) {
+        let id = logits.iter().position(|logit| !logit.is_finite()).unwrap_or(0);
+        return Err(RunError::NotFinite { what: format!("the logit of token {id} ({})", logits[id]) });
+    }
+    Ok(best.into_iter().fold(f32::NEG_INFINITY, f32::max))
+}
+
+fn first_of(logits: &[f32], best: f32, by_bits: bool) -> TokenId {
+    let exact = by_bits && best == 0.0;
+    let positive_zero = || logits.iter().position(|logit| logit.to_bits() == 0);
+    let found = if exact { positive_zero() } else { None };
+    found.or_else(|| logits.iter().position(|&logit| logit == best)).unwrap_or(0) as TokenId
+}
+
+/// The lowest id of the highest score; infinite scores are in order.
+fn argmax(scores: &[f32]) -> TokenId {
+    let mut best = 0;
+    for (id, score) in scores.iter().enumerate() {
+        if *score > scores[best] {
+            best = id;
+        }
+    }
+    best as TokenId
+}
+
+fn total_weight(candidates: &[Candidate]) -> f64 {
+    candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
+}
+
+fn given<'a>(body: &'a serde_json::Map<String, Value>, field: &str) -> Option<&'a Value> {
+    body.get(field).filter(|value| !value.is_null())
+}
+
+fn integer(field: &'static str, value: &Value, outside: impl Fn() -> SamplingError) -> Result<u64, SamplingError> {
+    match (value.as_u64(), value.as_i64()) {
+        (Some(number), _) => Ok(number),
+        (None, Some(_)) => Err(outside()),
+        (None, None) => Err(SamplingError::NotAnInteger { field, found: value.to_string() }),
+    }
+}
+
+fn check(
+    field: &'static str,
+    value: f64,
+    range: &'static str,
+    fits: impl Fn(f64) -> bool,
+) -> Result<(), SamplingError> {
+    let found = || value.to_string();
+    match value {
+        _ if !value.is_finite() => Err(SamplingError::NotFinite { field, found: found() }),
+        _ if !fits(value) => Err(SamplingError::OutOfRange { field, range, found: found() }),
+        _ => Ok(()),
+    }
+}
+
+fn seed_out_of_range(found: String) -> SamplingError {
+    SamplingError::OutOfRange { field: SEED, range: "0 (inclusive) and 9223372036854775807 (inclusive)", found }
+}
+
+/// 63 random bits, from the keys that the standard library draws for its hash maps.
+fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 1
+}
+
+const TEMPERATURE: &str = "temperature";
+const TOP_P: &str = "top_p";
+const TOP_K: &str = "top_k";
+const MIN_P: &str = "min_p";
+const REPETITION: &str = "repetition_penalty";
+const PRESENCE: &str = "presence_penalty";
+const FREQUENCY: &str = "frequency_penalty";
+const SEED: &str = "seed";
+const MAX_SEED: u64 = i64::MAX as u64;
+const EXPONENT: u32 = 0x7F80_0000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn golden() -> Value {
+        serde_json::from_str(include_str!("../tests/data/sampling_vectors.json")).unwrap()
+    }
+
+    fn floats(value: &Value) -> Vec<f32> {
+        value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+    }
+
+    fn ids(value: &Value) -> Vec<TokenId> {
+        // A negative id becomes one far outside any vocabulary.
+        value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as TokenId).collect()
+    }
+
+    fn params(value: &Value) -> SamplingParams {
+        SamplingParams::from_json(value.as_object().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn golden_penalties() {
+        let golden = golden();
+        let cases = golden["penalties"].as_array().unwrap();
+        assert_eq!(cases.len(), 5);
+        for case in cases {
+            let params = params(case);
+            let mut sampler = Sampler::new(params.clone()).unwrap();
+            ids(&case["history"]).into_iter().for_each(|id| sampler.accept(id));
+            let mut scores = floats(&golden["logits"]);
+            sampler.history.penalize(&params, &mut scores);
+            assert_eq!(scores, floats(&case["logits"]), "{case}");
+            let best = sampler.select(&floats(&golden["logits"])).unwrap();
+            assert_eq!(u64::from(best), case["argmax"].as_u64().unwrap(), "{case}");
+        }
+    }
+
+    #[test]
+    fn golden_filters() {
+        let golden = golden();
+        let kept = |logits: &[f32], top_k: u64, top_p: f64| {
+            let params = SamplingParams { temperature: 1.0, top_k, top_p, seed: Some(1), ..SamplingParams::default() };
+            let mut sampler = Sampler::new(params).unwrap();
+            sampler.scores = logits.to_vec();
+            assert!(sampler.keep_top_k());
+            sampler.keep_top_p();
+            sampler.candidates.iter().map(|candidate| candidate.id).collect::<Vec<_>>()
+        };
+        let logits = floats(&golden["logits"]);
+        for case in golden["filters"]["top_k"].as_array().unwrap() {
+            assert_eq!(kept(&logits, case["k"].as_u64().unwrap(), 1.0), ids(&case["kept"]), "{case}");
+        }
+        for case in golden["filters"]["top_p"].as_array().unwrap() {
+            assert_eq!(kept(&logits, 0, case["p"].as_f64().unwrap()), ids(&case["kept"]), "{case}");
+        }
+        let ties = &golden["filters"]["top_k_ties"];
+        assert_eq!(kept(&floats(&ties["logits"]), ties["k"].as_u64().unwrap(), 1.0), ids(&ties["kept"]));
+    }
+
+    #[test]
+    fn golden_flags() {
+        for case in golden()["greedy_flags"].as_array().unwrap() {
+            let params = params(&case["params"]);
+            assert_eq!(params.is_greedy(), case["greedy"].as_bool().unwrap(), "{case}");
+            assert_eq!(params.is_deterministic(), case["deterministic"].as_bool().unwrap(), "{case}");
+        }
+    }
+
+    #[test]
+    fn golden_ranges() {
+        let golden = golden();
+        for case in golden["rejected"].as_array().unwrap() {
+            let fields = case.as_object().unwrap();
+            let error = SamplingParams::from_json(fields).unwrap_err().to_string();
+            assert!(fields.keys().all(|field| error.starts_with(field)), "{case}: {error}");
+        }
+        for case in golden["accepted"].as_array().unwrap() {
+            let params = params(case);
+            if case.as_object().unwrap().values().all(Value::is_null) {
+                assert_eq!(params, SamplingParams::default());
+            }
+        }
+    }
+
+    #[test]
+    fn golden_draws() {
+        let golden = golden();
+        for case in golden["seeded_draws_reference_rng"].as_array().unwrap() {
+            let mut sampler = Sampler::new(params(case)).unwrap();
+            let wanted = ids(&case["draws"]);
+            let drawn: Vec<_> = wanted.iter().map(|_| sampler.select(&floats(&golden["logits"])).unwrap()).collect();
+            assert_eq!(drawn, wanted, "{case}");
+        }
+        for (seed, case) in golden["reference_rng"]["first_doubles"].as_object().unwrap() {
+            let mut pcg = Pcg64::seeded(seed.parse().unwrap());
+            for wanted in case["doubles"].as_array().unwrap() {
+                // The JSON reader may be off by one unit in the last place; the generator's own tests are exact.
+                approx::assert_abs_diff_eq!(pcg.next_f64(), wanted.as_f64().unwrap(), epsilon = f64::EPSILON / 2.0);
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_on_ties() {
+        assert_eq!(greedy(&[1.0, 3.0, 3.0, 2.0]).unwrap(), 1);
+        assert_eq!(greedy(&[-0.0, 0.0]).unwrap(), 0);
+        let mut long = vec![-5.0; 40];
+        long[39] = -1.0;
+        long[17] = -1.0;
+        assert_eq!(greedy(&long).unwrap(), 17);
+        assert!(matches!(greedy(&[]), Err(RunError::BadRows { .. })));
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_are_refused() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 15, 16, 20] {
+                let mut logits = vec![0.5; 21];
+                logits[at] = odd;
+                for params in [
+                    SamplingParams::default(),
+                    SamplingParams { temperature: 1.0, seed: Some(1), ..SamplingParams::default() },
+                ] {
+                    let error = Sampler::new(params).unwrap().select(&logits).unwrap_err();
+                    assert!(matches!(&error, RunError::NotFinite { what } if what.contains(&format!("token {at} "))));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_lane_rule_ignores_penalties_up_to_one_and_looks_back_64() {
+        let logits = [1.0, 2.0, -1.0];
+        let mut off = Sampler::new(SamplingParams::lane(0.5)).unwrap();
+        off.accept(0);
+        assert_eq!(off.select(&logits).unwrap(), 1);
+        let mut on = Sampler::new(SamplingParams::lane(2.0)).unwrap();
+        on.accept(1);
+        assert_eq!(on.select(&[1.5, 2.0, -1.0]).unwrap(), 0);
+        (0..63).for_each(|_| on.accept(2));
+        assert_eq!(on.select(&[1.5, 2.0, -1.0]).unwrap(), 0, "the 64th id back still counts");
+        on.accept(2);
+        assert_eq!(on.select(&[1.5, 2.0, -1.0]).unwrap(), 1, "the 65th does not");
+        assert_eq!(Sampler::new(SamplingParams::lane(1.0)).unwrap().select(&[-0.0, 0.0]).unwrap(), 1);
+    }
+
+    #[test]
+    fn overflowing_scores_leave_the_best() {
+        let params = SamplingParams { temperature: 1e-40, seed: Some(1), ..SamplingParams::default() };
+        assert_eq!(Sampler::new(params).unwrap().select(&[1.0, 5.0, 4.0]).unwrap(), 1);
+        let params = SamplingParams { temperature: 2.0, seed: Some(1), ..SamplingParams::default() };
+        assert_eq!(Sampler::new(params).unwrap().select(&[-f32::MAX, f32::MAX]).unwrap(), 1);
+    }
+
+    #[test]
+    fn an_unseeded_sampler_reports_the_seed_that_repeats_it() {
+        let params = SamplingParams { temperature: 1.5, ..SamplingParams::default() };
+        let logits: Vec<f32> = (0..50).map(|id| (id as f32 * 0.7).sin()).collect();
+        let mut first = Sampler::new(params.clone()).unwrap();
+        let seed = first.seed();
+        assert!(seed.is_some_and(|seed| seed <= MAX_SEED));
+        let mut second = Sampler::new(SamplingParams { seed, ..params.clone() }).unwrap();
+        for _ in 0..40 {
+            assert_eq!(first.select(&logits).unwrap(), second.select(&logits).unwrap());
+        }
+        assert_ne!(Sampler::new(params).unwrap().seed(), seed);
+        assert_eq!(Sampler::new(SamplingParams::default()).unwrap().seed(), None);
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_best() {
+        let params = SamplingParams { temperature: 1.0, min_p: 0.5, seed: Some(3), ..SamplingParams::default() };
+        let mut sampler = Sampler::new(params).unwrap();
+        let logits = [0.0, 1.0, 0.5, -2.0];
+        let drawn: std::collections::BTreeSet<_> = (0..200).map(|_| sampler.select(&logits).unwrap()).collect();
+        assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Partial ranking leaves the same ids as sorting everything.
+        #[test]
+        fn top_p_and_top_k_agree_with_full_sorts(
+            logits in prop::collection::vec(-6.0f32..6.0, 1..900),
+            top_p in 0.01f64..1.0,
+            top_k in 0u64..40,
+        ) {
+            // Coarse values make ties.
+            let logits: Vec<f32> = logits.iter().map(|logit| (logit * 8.0).round() / 8.0).collect();
+            let params = SamplingParams { temperature: 1.0, top_p, top_k, seed: Some(1), ..SamplingParams::default() };
+            let mut sampler = Sampler::new(params).unwrap();
+            sampler.scores = logits.clone();
+            prop_assert!(sampler.keep_top_k());
+            sampler.keep_top_p();
+            let found: Vec<TokenId> = sampler.candidates.iter().map(|candidate| candidate.id).collect();
+            prop_assert_eq!(found, kept_by_sorting(&logits, top_p, top_k as usize));
+        }
+
+        #[test]
+        fn draws_are_reproducible(seed in 0u64..=MAX_SEED, temperature in 0.1f64..2.0, top_p in 0.1f64..=1.0) {
+            let logits: Vec<f32> = (0..300).map(|id| (id as f32 * 1.3).cos() * 3.0).collect();
+            let params = SamplingParams { temperature, top_p, seed: Some(seed), ..SamplingParams::default() };
+            let run = || {
+                let mut sampler = Sampler::new(params.clone()).unwrap();
+                (0..12).map(|_| sampler.select(&logits).unwrap()).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(run(), run());
+        }
+    }
+
+    fn kept_by_sorting(logits: &[f32], top_p: f64, top_k: usize) -> Vec<TokenId> {
+        let mut ids: Vec<usize> = (0..logits.len()).collect();
+        ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        if top_k > 0 && top_k < ids.len() {
+            let least = logits[ids[top_k - 1]];
+            ids.retain(|&id| logits[id] >= least);
+        }
+        let best = logits[ids[0]];
+        let weight = |id: usize| f64::from((logits[id] - best).exp());
+        let total: f64 = {
+            let mut by_id = ids.clone();
+            by_id.sort_unstable();
+            by_id.iter().map(|&id| weight(id)).sum()
+        };
+        let mut before = 0.0;
+        let mut kept = Vec::new();
+        for &id in &ids {
+            if !kept.is_empty() && before >= top_p {
+                break;
+            }
+            before += weight(id) / total;
+            kept.push(id as TokenId);
+        }
+        kept.sort_unstable();
+        kept
+    }
+}

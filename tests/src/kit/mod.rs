@@ -1,0 +1,8 @@
+//! What suites are made of: small models, an independent reference, devices that do nothing.
+
+pub mod dequantize;
+pub mod devices;
+pub mod gguf;
+pub mod model;
+pub mod random;
+pub mod reference;

@@ -1,0 +1,213 @@
+//! A scalar decoder forward pass in f64 over the weights of a GGUF file: the second reading.
+//!
+//! Weights are dequantized straight from their blocks; all arithmetic is f64, the KV cache too, and the whole prompt runs at
+//! once without any cache logic.
+
+use crate::kit::dequantize;
+use crate::kit::gguf::{GgufFile, GgufTensor, Value, block, weight_type};
+
+/// A model to be computed.
+pub struct Reference<'a> {
+    file: &'a GgufFile,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rope_dims: usize,
+    rope_theta: f64,
+    rope_divisor: f64,
+    interleaved: bool,
+    eps: f64,
+}
+
+/// Everything that a pass can show, by position.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    /// Residual stream after each layer: `[layer][position]`.
+    pub layer_out: Vec<Vec<Vec<f64>>>,
+    /// Keys after RoPE: `[layer][position]`, KV heads × head dim.
+    pub keys: Vec<Vec<Vec<f64>>>,
+    /// Values: `[layer][position]`, KV heads × head dim.
+    pub values: Vec<Vec<Vec<f64>>>,
+    /// After the final norm: `[position]`.
+    pub normed: Vec<Vec<f64>>,
+    /// Logits of the positions that were asked for.
+    pub logits: Vec<Vec<f64>>,
+}
+
+/// For which positions logits are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsOf {
+    /// All.
+    All,
+    /// The last.
+    Last,
+}
+
+impl<'a> Reference<'a> {
+    /// Reads the shape of the model in `file`.
+    ///
+    /// # Errors
+    /// A sentence about what is missing.
+    pub fn new(file: &'a GgufFile) -> Result<Self, String> {
+        let arch = file.get("general.architecture").and_then(Value::as_str).ok_or("no architecture")?;
+        let find = |key: &str| file.get(&format!("{arch}.{key}"));
+        let count = |key: &str| find(key).and_then(Value::as_usize).ok_or_else(|| format!("no {arch}.{key}"));
+        let (hidden, heads) = (count("embedding_length")?, count("attention.head_count")?);
+        let head_dim = count("attention.key_length").unwrap_or(hidden / heads);
+        let interleaved = match arch {
+            "llama" => true,
+            "qwen2" | "qwen3" => false,
+            other => return Err(format!("architecture {other}")),
+        };
+        let linear = find("rope.scaling.type").and_then(Value::as_str) == Some("linear");
+        let factor = find("rope.scaling.factor").and_then(Value::as_f64);
+        Ok(Self {
+            file,
+            layers: count("block_count")?,
+            hidden,
+            heads,
+            kv_heads: count("attention.head_count_kv").unwrap_or(heads),
+            head_dim,
+            rope_dims: count("rope.dimension_count").unwrap_or(head_dim),
+            rope_theta: find("rope.freq_base").and_then(Value::as_f64).unwrap_or(10_000.0),
+            rope_divisor: if linear { factor.ok_or("no scaling factor")? } else { 1.0 },
+            interleaved,
+            eps: find("attention.layer_norm_rms_epsilon").and_then(Value::as_f64).ok_or("no epsilon")?,
+        })
+    }
+
+    /// Runs `tokens` from position 0.
+    ///
+    /// # Errors
+    /// A tensor that is missing or of the wrong shape, a token outside the embedding.
+    pub fn forward(&self, tokens: &[u32], logits_of: LogitsOf) -> Result<Observed, String> {
+        let mut seen = Observed::default();
+        let embedding = self.tensor("token_embd.weight")?;
+        let mut stream =
+            tokens.iter().map(|&token| weight_row(embedding, token as usize)).collect::<Result<Vec<_>, _>>()?;
+        for layer in 0..self.layers {
+            let normed = self.norm(&stream, &format!("blk.{layer}.attn_norm.weight"))?;
+            let attended = self.attention(layer, &normed, &mut seen)?;
+            add(&mut stream, &attended);
+            let normed = self.norm(&stream, &format!("blk.{layer}.ffn_norm.weight"))?;
+            let gate = self.linear(&format!("blk.{layer}.ffn_gate"), &normed)?;
+            let mut up = self.linear(&format!("blk.{layer}.ffn_up"), &normed)?;
+            for (up, gate) in up.iter_mut().flatten().zip(gate.iter().flatten()) {
+                *up *= gate / (1.0 + (-gate).exp());
+            }
+            add(&mut stream, &self.linear(&format!("blk.{layer}.ffn_down"), &up)?);
+            seen.layer_out.push(stream.clone());
+        }
+        seen.normed = self.norm(&stream, "output_norm.weight")?;
+        let first = if logits_of == LogitsOf::Last { seen.normed.len().saturating_sub(1) } else { 0 };
+        let head = if self.file.tensor("output.weight").is_some() { "output" } else { "token_embd" };
+        seen.logits = self.linear(head, &seen.normed[first..])?;
+        Ok(seen)
+    }
+
+    fn attention(&self, layer: usize, input: &[Vec<f64>], seen: &mut Observed) -> Result<Vec<Vec<f64>>, String> {
+        let dim = self.head_dim;
+        let mut queries = self.linear(&format!("blk.{layer}.attn_q"), input)?;
+        let mut keys = self.linear(&format!("blk.{layer}.attn_k"), input)?;
+        let values = self.linear(&format!("blk.{layer}.attn_v"), input)?;
+        for (rows, name) in [(&mut queries, "attn_q_norm"), (&mut keys, "attn_k_norm")] {
+            let weight = self.file.tensor(&format!("blk.{layer}.{name}.weight"));
+            let weight = weight.map(|tensor| weight_row(tensor, 0)).transpose()?;
+            for (position, row) in rows.iter_mut().enumerate() {
+                for head in row.chunks_exact_mut(dim) {
+                    if let Some(weight) = &weight {
+                        rms_norm(head, weight, self.eps);
+                    }
+                    self.rotate(head, position);
+                }
+            }
+        }
+        let mut outputs = Vec::new();
+        for (position, query) in queries.iter().enumerate() {
+            let mut output = vec![0.0; self.heads * dim];
+            for head in 0..self.heads {
+                let kv = head / (self.heads / self.kv_heads) * dim;
+                let query = &query[head * dim..(head + 1) * dim];
+                let scores: Vec<f64> =
+                    (0..=position).map(|at| dot(query, &keys[at][kv..kv + dim]) / (dim as f64).sqrt()).collect();
+                let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - best).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                for (at, weight) in weights.iter().enumerate() {
+                    for i in 0..dim {
+                        output[head * dim + i] += weight / total * values[at][kv + i];
+                    }
+                }
+            }
+            outputs.push(output);
+        }
+        seen.keys.push(keys);
+        seen.values.push(values);
+        self.linear(&format!("blk.{layer}.attn_output"), &outputs)
+    }
+
+    fn rotate(&self, head: &mut [f64], position: usize) {
+        let pairs = self.rope_dims / 2;
+        for i in 0..pairs {
+            let frequency = self.rope_theta.powf(-2.0 * i as f64 / self.rope_dims as f64);
+            let (sin, cos) = (position as f64 / self.rope_divisor * frequency).sin_cos();
+            let (a, b) = if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
+            (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
+        }
+    }
+
+    fn norm(&self, rows: &[Vec<f64>], name: &str) -> Result<Vec<Vec<f64>>, String> {
+        let weight = weight_row(self.tensor(name)?, 0)?;
+        if weight.len() != self.hidden {
+            return Err(format!("{name} has {} elements", weight.len()));
+        }
+        let mut rows = rows.to_vec();
+        rows.iter_mut().for_each(|row| rms_norm(row, &weight, self.eps));
+        Ok(rows)
+    }
+
+    /// `rows` times the matrix `name.weight`, plus `name.bias` where there is one.
+    fn linear(&self, name: &str, rows: &[Vec<f64>]) -> Result<Vec<Vec<f64>>, String> {
+        let weight = self.tensor(&format!("{name}.weight"))?;
+        let bias = self.file.tensor(&format!("{name}.bias")).map(|tensor| weight_row(tensor, 0)).transpose()?;
+        let outputs = weight.dims.get(1).copied().unwrap_or(1) as usize;
+        let mut results = vec![vec![0.0; outputs]; rows.len()];
+        for output in 0..outputs {
+            let weights = weight_row(weight, output)?;
+            for (row, result) in rows.iter().zip(&mut results) {
+                if row.len() != weights.len() {
+                    return Err(format!("{name} takes {}, found {}", weights.len(), row.len()));
+                }
+                result[output] = dot(row, &weights) + bias.as_ref().map_or(0.0, |bias| bias[output]);
+            }
+        }
+        Ok(results)
+    }
+
+    fn tensor(&self, name: &str) -> Result<&'a GgufTensor, String> {
+        self.file.tensor(name).ok_or_else(|| format!("no {name}"))
+    }
+}
+
+fn weight_row(tensor: &GgufTensor, row: usize) -> Result<Vec<f64>, String> {
+    let kind = weight_type(tensor.type_id).ok_or_else(|| format!("type of {}", tensor.name))?;
+    let (block_len, block_bytes) = block(kind);
+    let len = tensor.dims.first().copied().unwrap_or(0) as usize / block_len * block_bytes;
+    let bytes = tensor.bytes.get(row * len..(row + 1) * len);
+    bytes.map(|bytes| dequantize::row(kind, bytes)).ok_or_else(|| format!("row {row} of {}", tensor.name))
+}
+
+fn rms_norm(row: &mut [f64], weight: &[f64], eps: f64) {
+    let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+    row.iter_mut().zip(weight).for_each(|(x, weight)| *x *= weight / (mean + eps).sqrt());
+}
+
+fn add(rows: &mut [Vec<f64>], more: &[Vec<f64>]) {
+    rows.iter_mut().flatten().zip(more.iter().flatten()).for_each(|(row, more)| *row += more);
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
