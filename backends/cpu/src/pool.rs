@@ -1,7 +1,8 @@
 //! Threads that run one job after another, with a fork-join cost below a microsecond.
 //!
 //! A job is published by raising an epoch. Workers spin on it for about half a millisecond, which spans the gaps inside a
-//! token, then park. The caller works too and waits for the others at the end.
+//! token, then park. A job has one share for each thread. The caller does its own share, then every share that its thread
+//! has not begun (it is parked, or another process has its core), then waits for the rest.
 #![allow(unsafe_code, reason = "a job borrows the caller's stack; `run` does not return before every worker is done")]
 
 use crate::error::CpuError;
@@ -14,8 +15,8 @@ use std::thread::JoinHandle;
 
 /// `pause` instructions before a worker parks.
 const SPINS_BEFORE_PARK: u32 = 20_000;
-/// `pause` instructions before a waiting caller lets others have its core.
-const SPINS_BEFORE_YIELD: u32 = 20_000;
+/// `pause` instructions before a waiting caller lets others have its core; the thread it waits for may be among them.
+const SPINS_BEFORE_YIELD: u32 = 2_000;
 
 /// A job that panicked on some thread. Its results are incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +37,9 @@ type Job = *const (dyn Fn(usize) + Sync);
 struct State {
     epoch: AtomicU32,
     job: UnsafeCell<Option<Job>>,
+    /// Epoch in which share `i + 1` was last begun.
+    begun: Vec<AtomicU32>,
+    /// Shares of the present job that are not done, the caller's own apart.
     running: AtomicUsize,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
@@ -44,8 +48,8 @@ struct State {
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only by `run`, under its lock and while no worker runs (`running` is 0), and read by workers
-// only after they saw the epoch that was raised after the write.
+// SAFETY: `job` is written only by `run`, under its lock and while no share is under way (`running` is 0), and read only by
+// who began a share of the present epoch, which was raised after the write.
 unsafe impl Sync for State {}
 // SAFETY: the job pointer is only dereferenced between its publication and the end of `run`, while its referent lives.
 unsafe impl Send for State {}
@@ -66,6 +70,7 @@ impl Pool {
         let state = Arc::new(State {
             epoch: AtomicU32::new(0),
             job: UnsafeCell::new(None),
+            begun: (1..threads.max(1)).map(|_| AtomicU32::new(0)).collect(),
             running: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
@@ -91,33 +96,33 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `job(thread)` once on each thread, numbered from 0 (the caller), and returns when all are done. The caller's
-    /// denormal mode is [`FlushDenormals`] while it works.
+    /// Runs `job(share)` once for each share, numbered from 0 to the number of threads, and returns when all are done. Shares
+    /// may run on any thread and one after the other. Denormals are flushed meanwhile ([`FlushDenormals`]).
     ///
     /// # Errors
     /// [`JobPanicked`].
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), JobPanicked> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _flush = FlushDenormals::new();
         let state = &*self.state;
         if self.workers.is_empty() {
-            let _flush = FlushDenormals::new();
             return catch_unwind(AssertUnwindSafe(|| job(0))).map_err(|_| JobPanicked);
         }
-        // SAFETY: no worker runs now, so nobody reads the cell. Erasing the lifetime is sound because this function does not
-        // return (nor unwind) before `running` is 0 again.
+        // SAFETY: no share is under way, so nobody reads the cell. Erasing the lifetime is sound because this function does
+        // not return (nor unwind) before every share is done.
         unsafe {
             *state.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job));
         }
         state.running.store(self.workers.len(), Ordering::Relaxed);
-        state.epoch.fetch_add(1, Ordering::SeqCst);
+        let epoch = state.epoch.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         if state.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = state.lock.lock().unwrap_or_else(PoisonError::into_inner);
             state.wake.notify_all();
         }
-        let own = {
-            let _flush = FlushDenormals::new();
-            catch_unwind(AssertUnwindSafe(|| job(0)))
-        };
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        for share in 1..self.threads() {
+            state.run_share(epoch, share);
+        }
         let mut spins = 0u32;
         while state.running.load(Ordering::Acquire) > 0 {
             if spins < SPINS_BEFORE_YIELD {
@@ -129,6 +134,23 @@ impl Pool {
         }
         let others = state.panicked.swap(false, Ordering::Relaxed);
         if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
+    }
+}
+
+impl State {
+    /// Runs share `share` (from 1) of the job of `epoch`, unless somebody has begun it.
+    fn run_share(&self, epoch: u32, share: usize) {
+        let begun = &self.begun[share - 1];
+        if begun.compare_exchange(epoch.wrapping_sub(1), epoch, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        // SAFETY: every share is begun once in each epoch, so this one belongs to the job that was published with `epoch`;
+        // `run` keeps it alive until `running` is 0, which needs this share.
+        let result = unsafe { (*self.job.get()).map(|job| catch_unwind(AssertUnwindSafe(|| (*job)(share)))) };
+        if matches!(result, Some(Err(_))) {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+        self.running.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -161,13 +183,7 @@ fn work(state: &State, index: usize) {
         if state.stop.load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: the epoch was raised after the job was written, and its referent lives until `running` falls to 0, which
-        // needs this worker.
-        let result = unsafe { (*state.job.get()).map(|job| catch_unwind(AssertUnwindSafe(|| (*job)(index)))) };
-        if matches!(result, Some(Err(_))) {
-            state.panicked.store(true, Ordering::Relaxed);
-        }
-        state.running.fetch_sub(1, Ordering::Release);
+        state.run_share(seen, index);
     }
 }
 
@@ -256,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_thread_runs_every_job_once() {
+    fn every_share_of_every_job_runs_once() {
         for threads in [1, 2, 3, 5] {
             let pool = Pool::new(threads).unwrap();
             assert_eq!(pool.threads(), threads);
