@@ -7,6 +7,14 @@
 //! * **A segment is any part of a model** ([`span::SegmentSpan`]): the CPU can lend a head or trailing layers to another
 //!   device.
 //! * **Batch invariance.** A row's result does not depend on the other rows of the call, nor on the number of threads.
+//! * **A device like any other** ([`device`]): the host processor implements the level-1 traits with a few builtin kernels, so
+//!   that the suite of these traits runs everywhere.
 
+mod context;
+pub mod device;
 pub mod exact;
+mod kernel;
+mod runlist;
 pub mod span;
+
+pub use device::{CpuDevice, Fault};
