@@ -28,11 +28,18 @@ pub fn cpu_card() -> DeviceCard {
         is_virtual: false,
         columns: u32::try_from(threads).unwrap_or(u32::MAX),
         core_rows: 1,
-        memory_bytes: None,
+        memory_bytes: total_memory_bytes(),
         driver: None,
         context_limit: None,
         features: instruction_sets(),
     }
+}
+
+/// Memory of this machine, where the system says it (`/proc/meminfo`, in KiB).
+fn total_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Vector instruction sets of this processor that matter here.
@@ -137,11 +144,12 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device whose buffers may take `memory_bytes` together; `None` is as much as the system gives.
+    /// A device whose buffers may take `memory_bytes` together; `None` is the machine's memory.
     #[must_use]
     pub fn new(memory_bytes: Option<u64>) -> Self {
-        let card = DeviceCard { memory_bytes, ..cpu_card() };
-        let budget = Budget { limit_bytes: memory_bytes.unwrap_or(u64::MAX), used_bytes: AtomicU64::new(0) };
+        let mut card = cpu_card();
+        card.memory_bytes = memory_bytes.or(card.memory_bytes);
+        let budget = Budget { limit_bytes: card.memory_bytes.unwrap_or(u64::MAX), used_bytes: AtomicU64::new(0) };
         Self { card, budget: Arc::new(budget), faults: Arc::default() }
     }
 

@@ -264,3 +264,74 @@ fn gemv(args: &Args<'_>) -> Result<(), DeviceError> {
     };
     args.put_floats(2, (0..rows as usize).map(dot))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::device::CpuDevice;
+    use npuhal_core::device::{Arg, BufferRef, BufferSpec, Context, Deadline, Device, Program};
+    use std::time::Duration;
+
+    fn floats(device: &CpuDevice, values: &[f32]) -> BufferRef {
+        let buffer = device.allocate(&BufferSpec::tensor(values.len() as u64 * 4, "test")).unwrap();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        buffer.write(0, &bytes).unwrap();
+        buffer
+    }
+
+    fn context(device: &CpuDevice) -> Box<dyn Context> {
+        device.open_context(&Program::Builtin { name: "copy" }).unwrap()
+    }
+
+    #[test]
+    fn gemv_multiplies_a_matrix_with_a_vector() {
+        let device = CpuDevice::new(None);
+        let (matrix, x) = (floats(&device, &[1.0, 2.0, 3.0, -1.0, 0.5, 4.0]), floats(&device, &[2.0, 4.0, -1.0]));
+        let out = floats(&device, &[0.0; 2]);
+        let mut context = context(&device);
+        let gemv = context.load(&Program::Builtin { name: "gemv-f32" }).unwrap();
+        let args = |rows, cols| {
+            let [matrix, x, out] = [&matrix, &x, &out].map(|buffer| Arg::Buffer(buffer.clone()));
+            [matrix, x, out, Arg::U32(rows), Arg::U32(cols)]
+        };
+        let mut list = context.runlist();
+        list.push(&*gemv, &args(2, 3)).unwrap();
+        let submission = list.submit().unwrap();
+        submission.wait(Deadline::within(Duration::from_secs(10))).unwrap();
+        let mut bytes = [0; 8];
+        out.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [7.0f32.to_le_bytes(), (-4.0f32).to_le_bytes()].concat()[..]);
+
+        for (rows, cols, index) in [(3, 3, 0), (1, 4, 1), (3, 2, 2), (u32::MAX, u32::MAX, 0)] {
+            let error = list.push(&*gemv, &args(rows, cols)).unwrap_err().to_string();
+            assert!(error.contains(&format!("argument {index}: wanted a buffer of at least")), "{error}");
+        }
+        let mut wrong = args(2, 3);
+        wrong[3] = Arg::U64(2);
+        let error = list.push(&*gemv, &wrong).unwrap_err().to_string();
+        assert_eq!(error, "kernel gemv-f32, argument 3: wanted a 32-bit scalar, found the 64-bit scalar 2");
+    }
+
+    #[test]
+    fn lengths_that_are_no_floats_are_refused() {
+        let device = CpuDevice::new(None);
+        let odd = device.allocate(&BufferSpec::tensor(7, "odd")).unwrap();
+        let mut context = context(&device);
+        let negate = context.load(&Program::Builtin { name: "negate-f32" }).unwrap();
+        let args = [Arg::Buffer(odd.clone()), Arg::Buffer(odd)];
+        let error = context.runlist().push(&*negate, &args).unwrap_err().to_string();
+        assert_eq!(error, "kernel negate-f32, argument 0: wanted a whole number of f32, found a buffer of 7 bytes");
+    }
+
+    #[test]
+    fn the_memory_limit_counts_what_lives() {
+        let device = CpuDevice::new(Some(100));
+        let first = device.allocate(&BufferSpec::tensor(60, "first")).unwrap();
+        let part = first.slice(0..1).unwrap();
+        drop(first);
+        let error = device.allocate(&BufferSpec::tensor(41, "second")).err().map(|error| error.to_string());
+        let error = error.unwrap_or_default();
+        assert!(error.starts_with("cpu: no room for 41 bytes of host memory (40 bytes are left); 'second'"), "{error}");
+        drop(part);
+        assert!(device.allocate(&BufferSpec::tensor(100, "third")).is_ok());
+    }
+}

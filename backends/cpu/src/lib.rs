@@ -14,7 +14,11 @@ mod context;
 pub mod device;
 pub mod exact;
 mod kernel;
+pub mod route;
 mod runlist;
 pub mod span;
 
 pub use device::{CpuDevice, Fault};
+
+npuhal_registry::register_route!(route::CpuRoute);
+npuhal_registry::register_factory!(route::CpuFactory);
