@@ -2,11 +2,14 @@
 
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::{Options, Prefer};
-use crate::registry::{Origin, Registry, RegistryError};
-use crate::route::{Decline, Fitness, OpenRequest, Reason, Route, RouteError, Service, SpeedClass};
+use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
+use crate::route::{
+    Decline, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
+};
 use crate::selection::{
     Choice, DeviceCheck, NpuPresence, Request, RouteOutcome, SelectionError, SelectionProblem, select,
 };
+use crate::span::SegmentSpan;
 use crate::uri::{DeviceChoice, DeviceUri};
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::device::Device;
@@ -75,6 +78,10 @@ impl DeviceFactory for FakeFactory {
 
     fn generations(&self) -> &[Generation] {
         std::slice::from_ref(&self.generation)
+    }
+
+    fn looks_for_hardware(&self) -> bool {
+        self.name != "virtual"
     }
 
     fn enumerate(&self) -> Vec<DeviceCard> {
@@ -334,10 +341,12 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
     let pinned = ask(&registry, "llama", "cpu", None, 0).unwrap();
     assert_eq!(pinned.decision.line(), "using the CPU (AVX2, 2 threads, numerics fast)");
 
+    // Without a driver backend; the factory of virtual NPUs has not looked at the machine.
     let mut without = Registry::new();
-    let cards = vec![card("cpu", Generation::Cpu)];
-    let factory = FakeFactory { name: "cpu", generation: Generation::Cpu, cards, broken: Vec::new() };
-    without.add_factory(Arc::new(factory), Origin::BuiltIn, "npuhal-test").unwrap();
+    for (name, generation, id) in [("cpu", Generation::Cpu, "cpu"), ("virtual", Generation::Xdna1, "virtual:npu1")] {
+        let factory = FakeFactory { name, generation, cards: vec![card(id, generation)], broken: Vec::new() };
+        without.add_factory(Arc::new(factory), Origin::BuiltIn, "npuhal-test").unwrap();
+    }
     without.add_route(Arc::new(cpu()), Origin::BuiltIn, "npuhal-test").unwrap();
     let line = |npu_presence: NpuPresence| {
         let request = Request { npu_presence, ..Request::default() };
@@ -350,7 +359,15 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
         present.starts_with("an NPU is present (PCI device 1022:17f0), but this build has no backend for it; using")
     );
     let error = ask(&without, "llama", "npu5", None, 0).unwrap_err();
-    assert_eq!(error.to_string(), "there is no device 'npu5' (this build has no NPU backend); found: cpu");
+    assert_eq!(
+        error.to_string(),
+        "there is no device 'npu5' (this build has no NPU backend); found: cpu, virtual:npu1"
+    );
+    let error = ask(&registry, "llama", "npu5", None, 0).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no device 'npu5' (no /dev/accel/accel* node); found: cpu, virtual:npu1, virtual:npu5"
+    );
 }
 
 #[test]
@@ -455,4 +472,26 @@ fn submitted_entries_are_collected_with_the_host_s_origin() {
     let origin = |built_in: &[&str]| Registry::collect(built_in).unwrap().route("submitted").unwrap().origin.clone();
     assert_eq!(origin(&["npuhal-registry"]), Origin::BuiltIn);
     assert_eq!(origin(&[]), Origin::LinkedAddOn { package: "npuhal-registry".to_owned() });
+}
+
+#[test]
+fn the_host_opens_devices_and_segments_by_name() {
+    let registry = machine(&["npu1"], &[]);
+    let uri: DeviceUri = "npu1?fault=timeout".parse().unwrap();
+    let host = RegistryHost::new(&registry, Some(&uri));
+    assert_eq!(host.pinned(), Some(&uri));
+    let error = |result: Result<Box<dyn Device>, RouteError>| result.err().map(|error| error.to_string());
+    assert_eq!(error(host.open_device("npu1")).unwrap(), "npu1 does not support opening", "it reached the factory");
+    assert_eq!(
+        error(host.open_device("npu6")).unwrap(),
+        "there is no device 'npu6'; found: npu1, cpu, virtual:npu1, virtual:npu5"
+    );
+    let (model, options) = (model("llama"), Options::default());
+    let segment = |route: &str| {
+        let span = SegmentSpan::whole(model.config());
+        let request = SegmentRequest { model: &model, span, options: &options, positions: None };
+        host.open_segment(route, request).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(segment("cpu"), "route cpu runs whole models only; asked for layers 0..4");
+    assert_eq!(segment("gpu"), "there is no route 'gpu'; known routes: cpu, xdna1-engine, xdna2-lane");
 }

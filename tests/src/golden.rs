@@ -119,8 +119,7 @@ pub fn measure(golden: &Golden, rules: Rules, stepper: &mut dyn Stepper) -> Find
     if let Some(limit) = rules.share_of_llama_cpp {
         let shares = findings.rms.iter().map(|(ours, theirs)| (ours / theirs).ln());
         let share = (shares.sum::<f64>() / findings.rms.len() as f64).exp();
-        // Written so that a share that is no number breaks the rule.
-        if !(share <= limit) {
+        if exceeds(share, limit) {
             findings.broken.push(format!("{share:.4} of llama.cpp's distance to the exact rows; allowed {limit}"));
         }
     }
@@ -148,14 +147,14 @@ fn compare_first_row(prompt: &GoldenPrompt, rules: Rules, row: &[f32], findings:
         let distance = (f64::from(row[id]) - wanted).abs();
         findings.top_logit = findings.top_logit.max(distance);
         if let Some(limit) = rules.top_logit
-            && !(distance <= limit)
+            && exceeds(distance, limit)
         {
             findings.broken.push(format!("{:?}: logit {id} is {}, wanted {wanted}", prompt.text, row[id]));
         }
     }
     if rules.top_logit.is_some() {
         let l2 = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        if !((l2 / prompt.logits_l2 - 1.0).abs() <= 1e-4) {
+        if exceeds((l2 / prompt.logits_l2 - 1.0).abs(), 1e-4) {
             findings.broken.push(format!("{:?}: l2 norm of the logits {l2}, wanted {}", prompt.text, prompt.logits_l2));
         }
     }
@@ -165,6 +164,11 @@ fn compare_first_row(prompt: &GoldenPrompt, rules: Rules, row: &[f32], findings:
         let squares = pairs.map(|(found, wanted)| (f64::from(*found) - f64::from(*wanted)).powi(2)).sum::<f64>();
         findings.rms.push(((squares / stored.values.len() as f64).sqrt(), prompt.llama_cpp_rms));
     }
+}
+
+/// A value that is no number exceeds every limit.
+fn exceeds(value: f64, limit: f64) -> bool {
+    value.is_nan() || value > limit
 }
 
 fn compare_steps(prompt: &GoldenPrompt, rules: Rules, logits: &HiddenRows, findings: &mut Findings) {

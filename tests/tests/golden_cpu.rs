@@ -1,10 +1,9 @@
 //! The CPU backend on real models against reference values.
 
-use npuhal_core::pipeline::Pipeline;
-use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Stepper, Tap, TapSink, Want};
+use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Session, Stepper, Tap, TapSink, Want};
 use npuhal_cpu::exact::{ExactOptions, ExactSegment};
 use npuhal_models::ModelSource;
-use npuhal_registry::SegmentSpan;
+use npuhal_registry::{DeviceAddress, DeviceChoice, Numerics, Options, Registry, Request, SegmentSpan, select};
 use npuhal_tests::golden::{Golden, Rules, check};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -14,12 +13,12 @@ const QWEN: &str = "qwen2.5-coder-0.5b";
 
 #[test]
 fn exact_smollm2() {
-    check(SMOLLM2, Rules::EXACT, |model| pipeline(vec![exact(model, SegmentSpan::whole(model.config()))], model));
+    check(SMOLLM2, Rules::EXACT, open(Numerics::Exact));
 }
 
 #[test]
 fn exact_qwen() {
-    check(QWEN, Rules::EXACT, |model| pipeline(vec![exact(model, SegmentSpan::whole(model.config()))], model));
+    check(QWEN, Rules::EXACT, open(Numerics::Exact));
 }
 
 #[test]
@@ -32,13 +31,20 @@ fn exact_layers_qwen() {
     check_layers(QWEN);
 }
 
-fn exact(model: &ModelSource, span: SegmentSpan) -> Box<dyn Segment> {
-    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    Box::new(ExactSegment::open(model, span, ExactOptions::new(256, threads)).unwrap())
-}
-
-fn pipeline(segments: Vec<Box<dyn Segment>>, model: &ModelSource) -> Box<dyn Stepper> {
-    Box::new(Pipeline::new(segments, model.config().layers).unwrap())
+/// Opens a model as the program does: through the registry, on the CPU.
+fn open(numerics: Numerics) -> impl FnOnce(&ModelSource) -> Box<dyn Stepper> {
+    move |model| {
+        let registry = Registry::collect(&["npuhal-cpu"]).unwrap();
+        let device = DeviceChoice::Pinned(DeviceAddress::Cpu.into());
+        let options = Options { numerics, context_positions: Some(256), ..Options::default() };
+        let request = Request { device, options, ..Request::default() };
+        let choice = select(&registry, model, &request).unwrap();
+        assert_eq!(choice.route.name(), npuhal_cpu::route::NAME);
+        match choice.open(&registry, model, &request.options).unwrap() {
+            Session::Stepper(stepper) => stepper,
+            Session::Generator(_) => panic!("the CPU route opens steppers"),
+        }
+    }
 }
 
 /// Residual streams at one position, by layer.
@@ -63,7 +69,9 @@ impl TapSink for LayerSink {
 fn check_layers(name: &str) {
     let Some(path) = npuhal_tests::models::path(name) else { return };
     let model = ModelSource::open(&path).unwrap();
-    let mut segment = exact(&model, SegmentSpan::whole(model.config()));
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let span = SegmentSpan::whole(model.config());
+    let mut segment = ExactSegment::open(&model, span, ExactOptions::new(256, threads)).unwrap();
     let sequence = SequenceId(0);
     for prompt in Golden::read(name).prompts {
         let layers = Arc::new(Mutex::new(Vec::new()));

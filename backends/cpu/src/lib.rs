@@ -38,3 +38,11 @@ pub mod span;
 pub mod table;
 
 pub use error::CpuError;
+mod context;
+pub mod device;
+mod kernel;
+pub mod route;
+mod runlist;
+pub use device::{CpuDevice, Fault};
+npuhal_registry::register_route!(route::CpuRoute);
+npuhal_registry::register_factory!(route::CpuFactory);

@@ -381,4 +381,4 @@ fn add(residual: &mut [f64], change: &[f64]) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

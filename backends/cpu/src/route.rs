@@ -1,0 +1,246 @@
+//! The CPU's route and device factory.
+
+use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
+use crate::exact::{ExactOptions, ExactSegment, check_config};
+use npuhal_core::card::{DeviceCard, Generation};
+use npuhal_core::device::Device;
+use npuhal_core::error::DeviceError;
+use npuhal_core::pipeline::Pipeline;
+use npuhal_core::stage::{Placement, Segment, Session};
+use npuhal_models::ModelSource;
+use npuhal_registry::{
+    ANY_MODEL_TYPE, Decline, DeviceAddress, DeviceFactory, DeviceUri, Fitness, Numerics, OpenRequest, Options, Reason,
+    Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass, Unavailable,
+};
+use std::num::NonZeroUsize;
+
+/// Name of the route and of the factory.
+pub const NAME: &str = "cpu";
+
+/// Runs any model on the host processor.
+pub struct CpuRoute;
+
+impl Route for CpuRoute {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &[ANY_MODEL_TYPE]
+    }
+
+    fn fitness(&self, model: &ModelSource, devices: &[DeviceCard], options: &Options) -> Fitness {
+        let Some(card) = devices.iter().find(|card| card.generation == Generation::Cpu) else {
+            return Fitness::Declines(Decline::Optional(Reason::new("the CPU is not among the usable devices")));
+        };
+        let window = match check_config(model.config()).map_err(|error| error.to_string()) {
+            Ok(()) => positions(model, None, options),
+            Err(reason) => Err(reason),
+        };
+        let numerics = offer(options.numerics);
+        match (window, numerics) {
+            (Err(reason), _) | (_, Err(reason)) => Fitness::Declines(Decline::Unavailable(Reason::new(reason))),
+            (Ok(window), Ok(numerics)) => Fitness::Serves(service(model, card, options, window, &numerics)),
+        }
+    }
+
+    fn segment(&self, request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
+        open_segment(request)
+    }
+
+    fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {
+        let OpenRequest { model, options, service, .. } = request;
+        let span = SegmentSpan::whole(model.config());
+        let segment = open_segment(SegmentRequest { model, span, options, positions: Some(service.window) })?;
+        Ok(Session::Stepper(Box::new(Pipeline::new(vec![segment], model.config().layers)?)))
+    }
+}
+
+/// What a numerics means for the choice of a route.
+struct Offer {
+    speed: SpeedClass,
+    /// Bytes of a key or value element.
+    kv_element_bytes: usize,
+    /// Instruction set in use; empty where it makes no difference.
+    instructions: &'static str,
+}
+
+fn offer(numerics: Numerics) -> Result<Offer, String> {
+    match numerics {
+        Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
+        other => Err(format!("numerics {other} is not part of this build; available: exact")),
+    }
+}
+
+fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u32, offer: &Offer) -> Service {
+    let config = model.config();
+    let span = SegmentSpan::whole(config);
+    let sequences = u64::from(options.sequences.unwrap_or(1));
+    let weights = model.tensors().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
+    let kv = config.kv_bytes(window as usize, offer.kv_element_bytes).saturating_mul(sequences);
+    let threads = threads(options);
+    let threads = if threads.get() == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+    let detail = [offer.instructions, &threads, &format!("numerics {}", options.numerics)];
+    Service {
+        device: card.id.clone(),
+        window,
+        placement: vec![Placement { layers: span.layers, device: card.id.clone(), yields: span.yields }],
+        speed: offer.speed,
+        expected: None,
+        memory_bytes: Some(weights.saturating_add(kv)),
+        detail: detail.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Positions of a sequence: what was asked for, or all the model was trained for.
+fn positions(model: &ModelSource, asked: Option<u32>, options: &Options) -> Result<u32, String> {
+    let trained = u32::try_from(model.config().context_length).unwrap_or(u32::MAX);
+    match asked.or(options.context_positions) {
+        None => Ok(trained),
+        Some(0) => Err("a context of 0 positions was asked for; wanted at least 1".to_owned()),
+        Some(positions) if positions > trained => {
+            Err(format!("a context of {positions} positions was asked for; the model was trained for {trained}"))
+        }
+        Some(positions) => Ok(positions),
+    }
+}
+
+fn threads(options: &Options) -> NonZeroUsize {
+    options.threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
+}
+
+fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
+    let SegmentRequest { model, span, options, positions: asked } = request;
+    let declined = |reason| RouteError::Declined { route: NAME.to_owned(), reason: Reason::new(reason) };
+    let positions = positions(model, asked, options).map_err(declined)?;
+    let sequences = options.sequences.unwrap_or(1);
+    match options.numerics {
+        Numerics::Exact => {
+            let exact = ExactOptions { sequences, ..ExactOptions::new(positions, threads(options)) };
+            let segment = ExactSegment::open(model, span, exact);
+            Ok(Box::new(segment.map_err(|error| RouteError::Backend { route: NAME.to_owned(), source: error.into() })?))
+        }
+        other => {
+            offer(other).map_err(declined).and_then(|_| Err(declined(format!("numerics {other} cannot be opened"))))
+        }
+    }
+}
+
+/// Finds the host processor: it is always there.
+pub struct CpuFactory;
+
+impl DeviceFactory for CpuFactory {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn generations(&self) -> &[Generation] {
+        &[Generation::Cpu]
+    }
+
+    fn enumerate(&self) -> Vec<DeviceCard> {
+        vec![cpu_card()]
+    }
+
+    fn check(&self, _: &DeviceCard) -> Result<(), Unavailable> {
+        Ok(())
+    }
+
+    /// Takes the parameter `memory_bytes`: what all buffers of the device may take together.
+    fn open(&self, uri: &DeviceUri) -> Result<Box<dyn Device>, DeviceError> {
+        let unsupported = |feature: String| DeviceError::Unsupported {
+            device: DEVICE_ID.to_owned(),
+            feature,
+            remedy: "cpu takes memory_bytes=NUMBER".to_owned(),
+        };
+        if uri.address != DeviceAddress::Cpu {
+            return Err(unsupported(format!("the address '{uri}'")));
+        }
+        let mut memory_bytes = None;
+        for (key, value) in &uri.parameters {
+            match (key.as_str(), value.parse::<u64>()) {
+                ("memory_bytes", Ok(bytes)) => memory_bytes = Some(bytes),
+                _ => return Err(unsupported(format!("the device parameter {key}={value}"))),
+            }
+        }
+        Ok(Box::new(CpuDevice::new(memory_bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exact::tests::random_model;
+    use npuhal_core::stage::{Control, HiddenRows, Row, SequenceId, Want};
+    use npuhal_registry::{DeviceChoice, Registry, Request, SelectionProblem, select};
+
+    fn request(pairs: &[&str]) -> Request {
+        let mut request = Request::default();
+        pairs.iter().for_each(|pair| request.options.set_pair(pair, &[]).unwrap());
+        request
+    }
+
+    fn registry() -> Registry {
+        Registry::collect(&["npuhal-cpu"]).unwrap()
+    }
+
+    #[test]
+    fn the_crate_submits_its_route_and_factory() {
+        let registry = registry();
+        let routes: Vec<&str> = registry.routes().iter().map(|known| known.route.name()).collect();
+        let factories: Vec<&str> = registry.factories().iter().map(|known| known.factory.name()).collect();
+        assert_eq!((routes, factories), (vec!["cpu"], vec!["cpu"]));
+    }
+
+    #[test]
+    fn a_model_is_chosen_opened_and_stepped() {
+        let (_file, model) = random_model(|_| ());
+        let registry = registry();
+        let request = request(&["numerics=exact", "threads=2", "context=16"]);
+        let choice = select(&registry, &model, &request).unwrap();
+        assert_eq!(choice.decision.line(), "this build has no NPU backend; using the CPU (2 threads, numerics exact)");
+        assert_eq!((choice.service.window, choice.service.speed), (16, SpeedClass::Reference));
+        assert_eq!(choice.service.placement[0].layers, 0..model.config().layers);
+        let Ok(Session::Stepper(mut stepper)) = choice.open(&registry, &model, &request.options) else {
+            panic!("the CPU opens steppers")
+        };
+        assert_eq!((stepper.capacity().positions, stepper.vocab_size()), (16, model.config().vocab_size));
+        let row = Row { sequence: SequenceId(0), token: 1, position: 0 };
+        let mut logits = HiddenRows::new();
+        stepper.step(&[row], Want::Last, &mut logits, &Control::new()).unwrap();
+        assert_eq!((logits.rows(), logits.width()), (1, model.config().vocab_size));
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_said() {
+        let (_file, model) = random_model(|_| ());
+        let problem = |pairs: &[&str]| select(&registry(), &model, &request(pairs)).unwrap_err().to_string();
+        let message = problem(&["numerics=exact", "context=1000000"]);
+        assert!(
+            message.contains("a context of 1000000 positions was asked for; the model was trained for 64"),
+            "{message}"
+        );
+        let pinned = Request { device: "npu5".parse::<DeviceChoice>().unwrap(), ..request(&["numerics=exact"]) };
+        let error = select(&registry(), &model, &pinned).unwrap_err();
+        assert!(matches!(error.problem, SelectionProblem::NoSuchDevice { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_run_is_declined_with_its_field() {
+        let (_file, model) = random_model(|_| ());
+        let mut config = model.config().clone();
+        config.kv_heads = 3;
+        let error = check_config(&config).unwrap_err();
+        assert!(error.to_string().contains("kv_heads is 3 for 4 query heads"), "{error}");
+    }
+
+    #[test]
+    fn parameters_of_the_device_are_checked() {
+        let open = |text: &str| CpuFactory.open(&text.parse().unwrap());
+        assert_eq!(open("cpu?memory_bytes=4096").unwrap().card().memory_bytes, Some(4096));
+        for text in ["cpu?memory_bytes=lots", "cpu?colour=red", "npu1"] {
+            let error = open(text).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains("cpu takes memory_bytes=NUMBER"), "{text}: {error}");
+        }
+    }
+}
