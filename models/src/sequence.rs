@@ -3,10 +3,12 @@
 //! A [`Sequence`] knows nothing of the stepper that computes its rows. One loop drives one sequence ([`crate::generate`]); a
 //! batching scheduler may put the rows of several sequences into one step and hand each its own row of logits.
 
+use crate::detokenizer::StreamDetokenizer;
 use crate::logprobs::{self, MAX_TOP_LOGPROBS, TokenLogprob};
 use crate::sampling::{Sampler, SamplingError, SamplingParams};
 use crate::stats::{FinishReason, GenerationStats};
 use crate::stop::{StopMatcher, StopStrings};
+use crate::tokenizer::{ControlTokens, Tokenizer};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Row, SequenceId, TokenId};
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,34 @@ pub trait TextStream: Send {
 
     /// The rest at the end of the stream.
     fn flush(&mut self) -> String;
+}
+
+impl TokenText for Tokenizer {
+    fn is_eos(&self, id: TokenId) -> bool {
+        self.is_eos(id)
+    }
+
+    fn is_control(&self, id: TokenId) -> bool {
+        self.is_control(id)
+    }
+
+    fn token_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
+        Cow::Owned(self.token_bytes(id).unwrap_or_default())
+    }
+
+    fn stream(&self) -> Box<dyn TextStream + '_> {
+        Box::new(StreamDetokenizer::new(self, ControlTokens::Hide))
+    }
+}
+
+impl TextStream for StreamDetokenizer {
+    fn push(&mut self, id: TokenId) -> String {
+        self.push(id)
+    }
+
+    fn flush(&mut self) -> String {
+        self.flush()
+    }
 }
 
 /// A request that cannot be run as it is; found before any work.

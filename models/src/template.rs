@@ -20,6 +20,7 @@ use regex::Regex;
 use seal::Seal;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
+use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -104,6 +105,16 @@ pub enum TemplateSource {
     BuiltinChatMl,
     /// The built-in template of Llama 3, because the model has none and its vocabulary has its tokens.
     BuiltinLlama3,
+}
+
+impl fmt::Display for TemplateSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Model => "the model's own",
+            Self::BuiltinChatMl => "built-in ChatML (the model has none)",
+            Self::BuiltinLlama3 => "built-in Llama 3 (the model has none)",
+        })
+    }
 }
 
 /// A chat template, checked and ready to render.

@@ -28,7 +28,10 @@ pub use route::{
     ANY_MODEL_TYPE, Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest,
     Service, SpeedClass,
 };
-pub use selection::{Choice, Decision, NpuPresence, Request, SelectionError, SelectionProblem, select};
+pub use selection::{
+    Choice, Decision, DeviceCheck, DeviceReport, NpuPresence, Request, SelectionError, SelectionProblem, select,
+    survey_devices,
+};
 pub use span::{SegmentSpan, SpanError};
 pub use uri::{DeviceAddress, DeviceChoice, DeviceUri, NpuModel, UriError};
 

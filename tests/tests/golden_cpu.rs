@@ -22,6 +22,16 @@ fn exact_qwen() {
 }
 
 #[test]
+fn fast_smollm2() {
+    check(SMOLLM2, Rules::FAST, open(Numerics::Fast));
+}
+
+#[test]
+fn fast_qwen() {
+    check(QWEN, Rules::FAST, open(Numerics::Fast));
+}
+
+#[test]
 fn exact_layers_smollm2() {
     check_layers(SMOLLM2);
 }

@@ -79,7 +79,7 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// Positions of the context [default: the model's own, at most 8192]
+    /// Positions of the context [default: the model's own]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
 }

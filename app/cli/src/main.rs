@@ -105,5 +105,10 @@ fn start_log(global: &args::GlobalArgs) {
         _ => "debug",
     };
     let filter = EnvFilter::try_from_env("NPUHAL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
 }

@@ -16,7 +16,11 @@ pub(crate) fn look(root: &Path) -> NpuPresence {
         let (vendor, product) = (id("vendor"), id("device"));
         if NPU_IDS.contains(&(vendor.as_str(), product.as_str())) {
             return NpuPresence::Present {
-                evidence: format!("PCI device {}:{}", vendor.trim_start_matches("0x"), product.trim_start_matches("0x")),
+                evidence: format!(
+                    "PCI device {}:{}",
+                    vendor.trim_start_matches("0x"),
+                    product.trim_start_matches("0x")
+                ),
             };
         }
     }

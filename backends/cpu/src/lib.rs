@@ -23,6 +23,8 @@
 
 pub mod activations;
 pub mod attention;
+mod context;
+pub mod device;
 pub mod elementwise;
 pub mod error;
 pub mod exact;
@@ -30,19 +32,18 @@ pub mod fast;
 pub mod features;
 pub mod gemm;
 pub mod gemv;
+mod kernel;
 pub mod kv;
 pub mod memory;
 pub mod packed;
 pub mod pool;
+pub mod route;
+mod runlist;
 pub mod span;
 pub mod table;
 
-pub use error::CpuError;
-mod context;
-pub mod device;
-mod kernel;
-pub mod route;
-mod runlist;
 pub use device::{CpuDevice, Fault};
+pub use error::CpuError;
+
 npuhal_registry::register_route!(route::CpuRoute);
 npuhal_registry::register_factory!(route::CpuFactory);

@@ -2,6 +2,8 @@
 
 use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
 use crate::exact::{ExactOptions, ExactSegment, check_config};
+use crate::fast::{CpuOptions, FastSegment};
+use crate::features::Features;
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
@@ -68,7 +70,10 @@ struct Offer {
 fn offer(numerics: Numerics) -> Result<Offer, String> {
     match numerics {
         Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
-        other => Err(format!("numerics {other} is not part of this build; available: exact")),
+        Numerics::Fast => {
+            Ok(Offer { speed: SpeedClass::Cpu, kv_element_bytes: 2, instructions: Features::detect().name() })
+        }
+        other => Err(format!("numerics {other} is not one of this backend; available: exact, fast")),
     }
 }
 
@@ -120,9 +125,12 @@ fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteEr
             let segment = ExactSegment::open(model, span, exact);
             Ok(Box::new(segment.map_err(|error| RouteError::Backend { route: NAME.to_owned(), source: error.into() })?))
         }
-        other => {
-            offer(other).map_err(declined).and_then(|_| Err(declined(format!("numerics {other} cannot be opened"))))
+        Numerics::Fast => {
+            let fast = CpuOptions { sequences, ..CpuOptions::new(positions, threads(options).get()) };
+            let segment = FastSegment::load(model, span, fast);
+            Ok(Box::new(segment.map_err(|error| RouteError::Backend { route: NAME.to_owned(), source: error.into() })?))
         }
+        other => Err(declined(offer(other).err().unwrap_or_else(|| format!("numerics {other} cannot be opened")))),
     }
 }
 

@@ -146,10 +146,7 @@ impl<'a> Bed<'a> {
         })
     }
 
-    fn within(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<Duration, CliError>,
-    ) -> Result<Duration, CliError> {
+    fn within(&mut self, work: impl FnOnce(&mut Self) -> Result<Duration, CliError>) -> Result<Duration, CliError> {
         self.stepper.begin()?;
         self.stepper.truncate(SequenceId(0), 0);
         let result = work(self);
@@ -160,8 +157,7 @@ impl<'a> Bed<'a> {
     /// One forward of `ids` from position `from`, and the argmax of its last row.
     fn run(&mut self, ids: &[TokenId], from: u32) -> Result<TokenId, CliError> {
         let sequence = SequenceId(0);
-        let rows: Vec<Row> =
-            (from..).zip(ids).map(|(position, &token)| Row { sequence, token, position }).collect();
+        let rows: Vec<Row> = (from..).zip(ids).map(|(position, &token)| Row { sequence, token, position }).collect();
         self.stepper.step(&rows, Want::Last, &mut self.logits, self.control)?;
         Ok(greedy(self.logits.row(0))?)
     }

@@ -73,7 +73,11 @@ impl ProgressSink for Bar {
             _ => "downloading",
         };
         let bar = self.bar.get_or_insert_with(|| self.voice.bar(progress.size_bytes, what));
-        bar.set_message(if progress.source.is_empty() { what.to_owned() } else { format!("{what} {}", progress.source) });
+        bar.set_message(if progress.source.is_empty() {
+            what.to_owned()
+        } else {
+            format!("{what} {}", progress.source)
+        });
         bar.set_position(progress.done_bytes);
     }
 

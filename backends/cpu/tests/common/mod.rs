@@ -51,14 +51,8 @@ pub enum Weights {
     ZeroScales,
 }
 
-pub const WEIGHTS: [Weights; 6] = [
-    Weights::Random,
-    Weights::AllOnes,
-    Weights::AllZeros,
-    Weights::Extreme,
-    Weights::Denormal,
-    Weights::ZeroScales,
-];
+pub const WEIGHTS: [Weights; 6] =
+    [Weights::Random, Weights::AllOnes, Weights::AllZeros, Weights::Extreme, Weights::Denormal, Weights::ZeroScales];
 
 /// Where f16 scales lie in a block of the type.
 fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
