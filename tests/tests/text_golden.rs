@@ -1,10 +1,8 @@
 //! Tokenizer and chat template of the real models against stored ids and texts.
-//!
-//! The vocabularies are the `tokenizer.*` metadata of the models' GGUF files as JSON, `<model>.json` in the folder that
-//! `NPUHAL_TEST_MODEL_DIR` names.
 
-use npuhal_models::vocabulary::{TokenKind, Vocabulary};
-use npuhal_models::{ChatInput, ChatMessage, ChatTemplate, ControlTokens, Specials, Tokenizer, encode_chat};
+use npuhal_models::{
+    ChatInput, ChatMessage, ChatTemplate, ControlTokens, ModelSource, Specials, Tokenizer, encode_chat,
+};
 use serde_json::Value;
 
 #[test]
@@ -17,20 +15,12 @@ fn qwen2_5_coder() {
     check("qwen2.5-coder-0.5b", include_str!("../data/cpu/qwen2.5-coder-0.5b.text.json"));
 }
 
-fn check(model: &str, golden: &str) {
-    match vocabulary(model) {
-        Some(vocabulary) => check_vocabulary(&vocabulary, &serde_json::from_str(golden).unwrap()),
-        None => skipped(model),
-    }
-}
-
-#[allow(clippy::print_stdout, reason = "what was left out belongs into the test's output")]
-fn skipped(model: &str) {
-    println!("skipped: text_golden of {model}: NPUHAL_TEST_MODEL_DIR is not set");
-}
-
 /// All stored cases and prompts of a model.
-fn check_vocabulary(vocabulary: &Vocabulary, golden: &Value) {
+fn check(model: &str, golden: &str) {
+    let Some(path) = npuhal_tests::models::path(model) else { return };
+    let model = ModelSource::open(&path).unwrap();
+    let golden: Value = serde_json::from_str(golden).unwrap();
+    let vocabulary = model.vocabulary();
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
     let template = ChatTemplate::from_vocabulary(vocabulary).unwrap();
     let ids = |value: &Value| serde_json::from_value::<Vec<u32>>(value.clone()).unwrap();
@@ -59,33 +49,4 @@ fn list(value: &Value) -> &[Value] {
     let list = value.as_array().unwrap();
     assert!(!list.is_empty());
     list
-}
-
-fn vocabulary(model: &str) -> Option<Vocabulary> {
-    let folder = std::env::var_os("NPUHAL_TEST_MODEL_DIR")?;
-    let path = std::path::Path::new(&folder).join(format!("{model}.json"));
-    let file = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let metadata: Value = serde_json::from_slice(&file).unwrap();
-    let text = |key: &str| metadata[key].as_str().unwrap_or_default().to_owned();
-    let texts = |key: &str| serde_json::from_value::<Vec<String>>(metadata[key].clone()).unwrap();
-    let id = |key: &str| metadata[key].as_u64().map(|id| id as u32);
-    let kind = |kind: &Value| match kind.as_u64().unwrap() {
-        2 => TokenKind::Unknown,
-        3 => TokenKind::Control,
-        4 => TokenKind::UserDefined,
-        5 => TokenKind::Unused,
-        6 => TokenKind::Byte,
-        _ => TokenKind::Normal,
-    };
-    Some(Vocabulary {
-        model: text("tokenizer.ggml.model"),
-        pre_tokenizer: text("tokenizer.ggml.pre"),
-        tokens: texts("tokenizer.ggml.tokens"),
-        kinds: list(&metadata["tokenizer.ggml.token_type"]).iter().map(kind).collect(),
-        merges: texts("tokenizer.ggml.merges"),
-        bos: id("tokenizer.ggml.bos_token_id"),
-        eos: id("tokenizer.ggml.eos_token_id").into_iter().collect(),
-        chat_template: Some(text("tokenizer.chat_template")),
-        ..Vocabulary::default()
-    })
 }
