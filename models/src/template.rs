@@ -249,7 +249,8 @@ impl ChatTemplate {
 }
 
 /// The ids of a conversation. Control tokens come from the template only: what looks like one in a message's text is encoded as
-/// ordinary text, so that no message can end its turn or begin another. No bos is added that the template does not write.
+/// ordinary text, so that no message can end its turn or begin another. A token that the template builds around a role counts
+/// as the template's. No bos is added that the template does not write.
 ///
 /// # Errors
 /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
@@ -343,7 +344,10 @@ impl Values {
 /// A message as templates see it. Arguments of tool calls that are JSON in a string become the object they spell, as templates
 /// expect.
 fn message_value(message: &ChatMessage) -> Value {
-    let mut value = message.extra.clone();
+    let mut value = Map::new();
+    value.insert("role".into(), json!(message.role));
+    value.insert("content".into(), json!(message.content));
+    value.extend(message.extra.clone());
     for call in value.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
         let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
         let object = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
@@ -351,8 +355,6 @@ fn message_value(message: &ChatMessage) -> Value {
             *arguments = Value::Object(object);
         }
     }
-    value.insert("role".into(), json!(message.role));
-    value.insert("content".into(), json!(message.content));
     Value::Object(value)
 }
 

@@ -17,6 +17,7 @@ use merge::Merger;
 use npuhal_core::stage::TokenId;
 use split::Splitter;
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -39,12 +40,11 @@ pub enum ControlTokens {
 }
 
 /// A tokenizer; cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Tokenizer {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     texts: Texts,
     kinds: Vec<TokenKind>,
@@ -237,6 +237,12 @@ impl Tokenizer {
     fn encode_words(&self, text: &str, spelled: &mut String, ids: &mut Vec<TokenId>) -> Result<(), TextError> {
         let Shared { splitter, merger, alphabet, .. } = &*self.shared;
         splitter.split(text, |word| merger.merge_word(word, alphabet, spelled, ids))
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
     }
 }
 

@@ -148,6 +148,21 @@ fn deep_and_huge_sources_are_refused() {
     }
 }
 
+/// The bounds leave room for conversations much longer than any context window of these models.
+#[test]
+fn long_conversations_are_rendered() {
+    let cases: Vec<Value> = serde_json::from_str(include_str!("data/text/templates.json")).unwrap();
+    let case = cases.iter().find(|case| case["name"] == "thinker").unwrap();
+    let mut long = input(case);
+    long.messages = long.messages.iter().cycle().take(8000).cloned().collect();
+    let text = template(case["template"].as_str().unwrap()).unwrap().render(&long).unwrap();
+    assert_eq!(text.matches("[assistant]").count(), 2001);
+    long.messages.truncate(2);
+    long.messages[1].content = Some("word <b> ".repeat(200_000));
+    let text = template(case["template"].as_str().unwrap()).unwrap().render(&long).unwrap();
+    assert!(text.len() > 1_800_000);
+}
+
 #[test]
 fn syntax_errors_tell_line_and_text() {
     let message = template("a\n{% if x %}\n{% endfor %}\n").unwrap_err().to_string();

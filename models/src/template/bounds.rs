@@ -19,6 +19,8 @@ pub(super) const MUL: &str = "*";
 pub(super) const CONCAT: &str = "~";
 /// Pays for reading a value and hands it on.
 pub(super) const CHECKED: &str = "=";
+/// As [`CHECKED`], for reading one element or the length: lists cost nothing.
+pub(super) const INDEXED: &str = "[";
 /// Pays for a value that a filter or call has made, and hands it on.
 pub(super) const MADE: &str = "!";
 /// As [`CHECKED`], for values that hold others: refuses deep nesting.
@@ -191,6 +193,8 @@ fn install_operators(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     environment.add_function(CONCAT, move |a: Value, b: Value| concat(&paying, &a, &b));
     let paying = Arc::clone(budget);
     environment.add_function(CHECKED, move |value: Value| checked(&paying, value, READ_BYTES));
+    let paying = Arc::clone(budget);
+    environment.add_function(INDEXED, move |value: Value| checked(&paying, value, 0));
     let paying = Arc::clone(budget);
     environment.add_function(MADE, move |value: Value| checked(&paying, value, ELEMENT_BYTES));
     let paying = Arc::clone(budget);

@@ -3,7 +3,7 @@
 //! Operators and filters of the template language make values without asking anybody. The tree is therefore copied with every
 //! operation that can make text or lists led through functions of [`super::bounds`], whose names no template can spell.
 
-use super::bounds::{ADD, CHECKED, CONCAT, KEPT, MADE, MUL};
+use super::bounds::{ADD, CHECKED, CONCAT, INDEXED, KEPT, MADE, MUL};
 use crate::text_error::TextError;
 use minijinja::machinery::ast::{self, CallArg, Expr, Spanned, Stmt};
 use minijinja::machinery::{Span, Token, WhitespaceConfig, tokenize};
@@ -147,6 +147,15 @@ fn call<'a, const N: usize>(function: &'static str, args: [Expr<'a>; N], span: S
 
 /// `old` with its parts bounded, led through the check unless it is a constant.
 fn checked<'a>(old: &Expr<'a>) -> Expr<'a> {
+    led_through(CHECKED, old)
+}
+
+/// As [`checked`], where one element or the length is read.
+fn indexed<'a>(old: &Expr<'a>) -> Expr<'a> {
+    led_through(INDEXED, old)
+}
+
+fn led_through<'a>(function: &'static str, old: &Expr<'a>) -> Expr<'a> {
     let new = expr(old);
     match old {
         Expr::Const(_) => new,
@@ -156,7 +165,7 @@ fn checked<'a>(old: &Expr<'a>) -> Expr<'a> {
         Expr::Filter(_) | Expr::Call(_) | Expr::Slice(_) => new,
         _ => {
             let span = span_of(old);
-            call(CHECKED, [new], span)
+            call(function, [new], span)
         }
     }
 }
@@ -222,7 +231,7 @@ fn expr<'a>(old: &Expr<'a>) -> Expr<'a> {
         )),
         Expr::GetAttr(e) => Expr::GetAttr(node(ast::GetAttr { expr: expr(&e.expr), name: e.name }, e.span())),
         Expr::GetItem(e) => Expr::GetItem(node(
-            ast::GetItem { expr: checked(&e.expr), subscript_expr: expr(&e.subscript_expr) },
+            ast::GetItem { expr: indexed(&e.expr), subscript_expr: expr(&e.subscript_expr) },
             e.span(),
         )),
         Expr::Var(_) | Expr::Const(_) => plain(old),
@@ -255,6 +264,7 @@ fn filter_parts<'a>(old: &ast::Filter<'a>) -> ast::Filter<'a> {
     let input = match old.name {
         // These must see an undefined value as it is.
         "default" | "d" => old.expr.as_ref().map(expr),
+        "length" | "count" | "first" | "last" => old.expr.as_ref().map(indexed),
         _ => old.expr.as_ref().map(checked),
     };
     ast::Filter { name: old.name, expr: input, args: args(&old.args) }

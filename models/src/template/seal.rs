@@ -12,6 +12,9 @@ use std::collections::{HashMap, HashSet};
 /// Noncharacters, then two private-use planes: what a seal is chosen from.
 const CANDIDATES: [std::ops::RangeInclusive<u32>; 3] = [0xFDD0..=0xFDEF, 0xF_0000..=0xF_FFFD, 0x10_0000..=0x10_FFFD];
 
+/// Tags of a template that are kept whole in messages; real templates look for a dozen.
+const MAX_TAGS: usize = 1000;
+
 /// Where seals go, and which character they are.
 #[derive(Debug)]
 pub(super) struct Seal {
@@ -19,7 +22,7 @@ pub(super) struct Seal {
     /// Literals of control tokens, by their first character.
     literals: HashMap<char, Vec<String>>,
     /// Texts that templates look for in messages: user-defined tokens and the template's own tags. They stay whole.
-    kept: Vec<String>,
+    kept: HashMap<char, HashSet<String>>,
 }
 
 impl Seal {
@@ -39,9 +42,14 @@ impl Seal {
                 literals.entry(first).or_default().push(text.to_owned());
             }
         }
-        let mut kept: Vec<String> = tokenizer.user_defined().map(str::to_owned).collect();
         let is_control = |tag: &str| tokenizer.token_id(tag).is_some_and(|id| tokenizer.is_control(id));
-        kept.extend(tags(template).filter(|tag| !is_control(tag)).map(str::to_owned));
+        let tags = tags(template).filter(|tag| !is_control(tag)).take(MAX_TAGS);
+        let mut kept: HashMap<char, HashSet<String>> = HashMap::new();
+        for text in tokenizer.user_defined().chain(tags) {
+            if let Some(first) = text.chars().next() {
+                kept.entry(first).or_default().insert(text.to_owned());
+            }
+        }
         Ok(Self { char, literals, kept })
     }
 
@@ -83,12 +91,12 @@ impl Seal {
     fn is_dangerous(&self, rest: &str, first: char) -> bool {
         let Some(literals) = self.literals.get(&first) else { return false };
         // Words are left alone unless they are the whole literal: templates compare them.
-        let may_begin = !first.is_alphanumeric() && !self.is_kept(rest);
+        let may_begin = !first.is_alphanumeric() && !self.is_kept(rest, first);
         may_begin || literals.iter().any(|literal| rest.starts_with(&**literal))
     }
 
-    fn is_kept(&self, rest: &str) -> bool {
-        self.kept.iter().any(|kept| rest.starts_with(&**kept))
+    fn is_kept(&self, rest: &str, first: char) -> bool {
+        self.kept.get(&first).is_some_and(|kept| kept.iter().any(|kept| rest.starts_with(&**kept)))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::text_error::TextError;
 use regex::Regex;
 
 /// Names that [`PreTokenizer::from_name`] knows, for messages.
-pub(super) const SUPPORTED: &str = "gpt-2, smollm, qwen2, llama-bpe, default";
+pub(super) const SUPPORTED: &str = "gpt-2, smollm, qwen2 (deepseek-r1-qwen), llama-bpe (llama3, llama-v3), default";
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+";
 const QWEN2: &str =
@@ -38,8 +38,8 @@ impl PreTokenizer {
         Ok(match name {
             "gpt-2" | "default" | "" => Self::Gpt2,
             "smollm" => Self::SmolLm,
-            "qwen2" => Self::Qwen2,
-            "llama-bpe" => Self::LlamaBpe,
+            "qwen2" | "deepseek-r1-qwen" => Self::Qwen2,
+            "llama-bpe" | "llama3" | "llama-v3" => Self::LlamaBpe,
             _ => {
                 return Err(TextError::UnsupportedPreTokenizer { name: name.to_owned(), supported: SUPPORTED });
             }
