@@ -16,7 +16,6 @@ use npuhal_core::RunError;
 use npuhal_core::stage::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use thiserror::Error;
@@ -300,11 +299,7 @@ impl Sampler {
             return false;
         }
         let threshold = match usize::try_from(self.params.top_k) {
-            Ok(k) if k > 0 && k < self.scores.len() => {
-                self.ranked.clear();
-                self.ranked.extend_from_slice(&self.scores);
-                *self.ranked.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
-            }
+            Ok(k) if k > 0 && k < self.scores.len() => kth_highest(&self.scores, k, &mut self.ranked),
             _ => f32::NEG_INFINITY,
         };
         self.candidates.clear();
@@ -320,10 +315,22 @@ impl Sampler {
 
     /// Keeps what `top_p` leaves. Ranks only as many candidates as are needed.
     fn keep_top_p(&mut self) {
-        if self.params.top_p >= 1.0 {
+        let top_p = self.params.top_p;
+        if top_p >= 1.0 {
             return;
         }
         let total = total_weight(&self.candidates);
+        // All candidates below this weight have less than 1 - top_p together, so the kept ones are among the others. The
+        // margin covers rounding.
+        let least = 0.99 * (1.0 - top_p) * total / self.candidates.len() as f64;
+        self.candidates.retain(|candidate| f64::from(candidate.weight) >= least);
+        let kept = self.rank_until(top_p * total);
+        self.candidates.truncate(kept);
+        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+    }
+
+    /// Brings candidates into falling order until those in order weigh `wanted`; returns how many that takes.
+    fn rank_until(&mut self, wanted: f64) -> usize {
         let mut before = 0.0;
         let mut ranked = 0;
         let mut step = 128;
@@ -331,21 +338,19 @@ impl Sampler {
             let rest = &mut self.candidates[ranked..];
             let count = step.min(rest.len());
             if count < rest.len() {
-                rest.select_nth_unstable_by(count, Candidate::falling);
+                rest.select_nth_unstable_by_key(count, Candidate::falling);
             }
-            rest[..count].sort_unstable_by(Candidate::falling);
+            rest[..count].sort_unstable_by_key(Candidate::falling);
             for index in ranked..ranked + count {
-                if index > 0 && before >= self.params.top_p {
-                    self.candidates.truncate(index);
-                    self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-                    return;
+                if index > 0 && before >= wanted {
+                    return index;
                 }
-                before += f64::from(self.candidates[index].weight) / total;
+                before += f64::from(self.candidates[index].weight);
             }
             ranked += count;
             step *= 4;
         }
-        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+        ranked
     }
 
     fn keep_min_p(&mut self) {
@@ -358,16 +363,15 @@ impl Sampler {
 
     /// The first candidate whose cumulative probability exceeds `u`.
     fn draw(&self, u: f64) -> TokenId {
-        let total = total_weight(&self.candidates);
-        let last: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.weight) / total).sum();
+        let wanted = u * total_weight(&self.candidates);
         let mut cumulative = 0.0;
-        for candidate in &self.candidates {
-            cumulative += f64::from(candidate.weight) / total;
-            if cumulative / last > u {
-                return candidate.id;
-            }
-        }
-        argmax(&self.scores)
+        let drawn = self.candidates.iter().find(|candidate| {
+            cumulative += f64::from(candidate.weight);
+            cumulative > wanted
+        });
+        // Rounding can leave the product at the total itself; then it is the last that has any weight.
+        let last = || self.candidates.iter().rfind(|candidate| candidate.weight > 0.0);
+        drawn.or_else(last).map_or_else(|| argmax(&self.scores), |candidate| candidate.id)
     }
 }
 
@@ -379,8 +383,9 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn falling(a: &Self, b: &Self) -> Ordering {
-        b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
+    /// Orders by falling weight, then by rising id: weights are not negative, so their bits order as they do.
+    fn falling(&self) -> u64 {
+        (u64::from(!self.weight.to_bits()) << 32) | u64::from(self.id)
     }
 }
 
@@ -484,6 +489,24 @@ fn argmax(scores: &[f32]) -> TokenId {
         }
     }
     best as TokenId
+}
+
+/// The `k`-th highest score; `k` is above 0 and below their number.
+fn kth_highest(scores: &[f32], k: usize, scratch: &mut Vec<f32>) -> f32 {
+    const FEW: usize = 128;
+    scratch.clear();
+    if k > FEW {
+        scratch.extend_from_slice(scores);
+        return *scratch.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+    }
+    for &score in scores {
+        if scratch.len() < k || scratch.last().is_some_and(|&least| score > least) {
+            let at = scratch.partition_point(|&held| held >= score);
+            scratch.insert(at, score);
+            scratch.truncate(k);
+        }
+    }
+    scratch.last().copied().unwrap_or(f32::NEG_INFINITY)
 }
 
 fn total_weight(candidates: &[Candidate]) -> f64 {
@@ -724,7 +747,7 @@ mod tests {
         fn top_p_and_top_k_agree_with_full_sorts(
             logits in prop::collection::vec(-6.0f32..6.0, 1..900),
             top_p in 0.01f64..1.0,
-            top_k in 0u64..40,
+            top_k in prop_oneof![0u64..40, 120u64..400],
         ) {
             // Coarse values make ties.
             let logits: Vec<f32> = logits.iter().map(|logit| (logit * 8.0).round() / 8.0).collect();
@@ -766,10 +789,10 @@ mod tests {
         let mut before = 0.0;
         let mut kept = Vec::new();
         for &id in &ids {
-            if !kept.is_empty() && before >= top_p {
+            if !kept.is_empty() && before >= top_p * total {
                 break;
             }
-            before += weight(id) / total;
+            before += weight(id);
             kept.push(id as TokenId);
         }
         kept.sort_unstable();

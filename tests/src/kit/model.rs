@@ -97,6 +97,8 @@ pub struct ModelSpec {
     pub rope_theta: f32,
     /// Linear RoPE scaling.
     pub rope_factor: Option<f32>,
+    /// A tensor of factors of the RoPE frequencies (`llama` only).
+    pub rope_factors: bool,
     /// Positions.
     pub context_length: u32,
     /// Epsilon of the norms.
@@ -128,6 +130,7 @@ impl ModelSpec {
             tied: architecture != Architecture::Qwen2,
             rope_theta: 10_000.0,
             rope_factor: None,
+            rope_factors: false,
             context_length: 256,
             eps: 1e-5,
             seed: 1,
@@ -179,6 +182,12 @@ impl ModelSpec {
         for (name, len, centre) in vectors {
             let bytes = (0..len).flat_map(|_| ((centre + 0.3 * random.signed()) as f32).to_le_bytes()).collect();
             file.tensors.push(GgufTensor { name, dims: vec![len as u64], type_id: type_id(WeightType::F32), bytes });
+        }
+        if self.rope_factors {
+            let bytes = (0..self.head_dim / 2).flat_map(|pair| (1.0 + pair as f32).to_le_bytes()).collect();
+            let dims = vec![self.head_dim as u64 / 2];
+            let name = "rope_freqs.weight".to_owned();
+            file.tensors.push(GgufTensor { name, dims, type_id: type_id(WeightType::F32), bytes });
         }
         file
     }

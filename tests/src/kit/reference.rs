@@ -17,6 +17,7 @@ pub struct Reference<'a> {
     rope_dims: usize,
     rope_theta: f64,
     rope_divisor: f64,
+    rope_factors: Option<Vec<f64>>,
     interleaved: bool,
     eps: f64,
 }
@@ -63,6 +64,7 @@ impl<'a> Reference<'a> {
         };
         let linear = find("rope.scaling.type").and_then(Value::as_str) == Some("linear");
         let factor = find("rope.scaling.factor").and_then(Value::as_f64);
+        let rope_factors = file.tensor("rope_freqs.weight").map(|tensor| weight_row(tensor, 0)).transpose()?;
         Ok(Self {
             file,
             layers: count("block_count")?,
@@ -73,6 +75,7 @@ impl<'a> Reference<'a> {
             rope_dims: count("rope.dimension_count").unwrap_or(head_dim),
             rope_theta: find("rope.freq_base").and_then(Value::as_f64).unwrap_or(10_000.0),
             rope_divisor: if linear { factor.ok_or("no scaling factor")? } else { 1.0 },
+            rope_factors,
             interleaved,
             eps: find("attention.layer_norm_rms_epsilon").and_then(Value::as_f64).ok_or("no epsilon")?,
         })
@@ -151,7 +154,8 @@ impl<'a> Reference<'a> {
     fn rotate(&self, head: &mut [f64], position: usize) {
         let pairs = self.rope_dims / 2;
         for i in 0..pairs {
-            let frequency = self.rope_theta.powf(-2.0 * i as f64 / self.rope_dims as f64);
+            let factor = self.rope_factors.as_ref().map_or(1.0, |factors| factors[i]);
+            let frequency = self.rope_theta.powf(-2.0 * i as f64 / self.rope_dims as f64) / factor;
             let (sin, cos) = (position as f64 / self.rope_divisor * frequency).sin_cos();
             let (a, b) = if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
             (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
@@ -210,4 +214,65 @@ fn add(rows: &mut [Vec<f64>], more: &[Vec<f64>]) {
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kit::model::{Architecture, ModelSpec, Weights};
+    use npuhal_models::WeightType;
+
+    fn spec(architecture: Architecture) -> ModelSpec {
+        ModelSpec::small(architecture, Weights::Uniform(WeightType::F32))
+    }
+
+    #[test]
+    fn a_rotation_keeps_lengths_and_depends_on_the_distance_only() {
+        for architecture in [Architecture::Llama, Architecture::Qwen2] {
+            let file = spec(architecture).build();
+            let reference = Reference::new(&file).unwrap();
+            let rotated = |values: &[f64], position| {
+                let mut head = values.to_vec();
+                reference.rotate(&mut head, position);
+                head
+            };
+            let (q, k): (Vec<f64>, Vec<f64>) = (0..10).map(|i| ((i as f64).sin(), (i as f64 * 2.0).cos())).unzip();
+            assert_eq!(rotated(&q, 0), q);
+            let near = dot(&rotated(&q, 7), &rotated(&k, 4));
+            let far = dot(&rotated(&q, 103), &rotated(&k, 100));
+            assert!((near - far).abs() < 1e-12);
+            assert!((dot(&q, &q) - dot(&rotated(&q, 9), &rotated(&q, 9))).abs() < 1e-12);
+            let first = rotated(&q, 1);
+            let pair = if architecture == Architecture::Llama { 1 } else { 5 };
+            assert!((first[0] - (q[0] * 1f64.cos() - q[pair] * 1f64.sin())).abs() < 1e-15);
+        }
+    }
+
+    #[test]
+    fn scaling_and_factors_stretch_the_angles() {
+        let plain = spec(Architecture::Llama).build();
+        let linear = ModelSpec { rope_factor: Some(4.0), ..spec(Architecture::Llama) }.build();
+        let factors = ModelSpec { rope_factors: true, ..spec(Architecture::Llama) }.build();
+        let head = |file: &GgufFile, position| {
+            let mut head = vec![1.0; 10];
+            Reference::new(file).unwrap().rotate(&mut head, position);
+            head
+        };
+        assert_eq!(head(&linear, 8), head(&plain, 2));
+        assert_ne!(head(&factors, 3), head(&plain, 3));
+        assert_eq!(head(&factors, 3)[..2], head(&plain, 3)[..2], "the first factor is 1");
+    }
+
+    #[test]
+    fn positions_do_not_see_what_follows() {
+        for architecture in Architecture::ALL {
+            let file = spec(architecture).build();
+            let reference = Reference::new(&file).unwrap();
+            let whole = reference.forward(&[5, 6, 7, 8], LogitsOf::All).unwrap();
+            let part = reference.forward(&[5, 6], LogitsOf::All).unwrap();
+            assert_eq!(whole.logits[..2], part.logits[..]);
+            assert_eq!(reference.forward(&[5, 6], LogitsOf::Last).unwrap().logits[0], part.logits[1]);
+            assert!(reference.forward(&[266], LogitsOf::All).is_err());
+        }
+    }
 }
