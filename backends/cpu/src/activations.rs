@@ -244,10 +244,7 @@ pub fn split_block(wide: &WideBlock) -> SplitBlock {
         d: wide.d,
         s: wide.s,
         centre16: [sums(&hi, 0, 32, 16), sums(&lo, 0, 32, 16)],
-        centre32: [
-            [sums(&hi, 0, 16, 32), sums(&lo, 0, 16, 32)],
-            [sums(&hi, 16, 32, 32), sums(&lo, 16, 32, 32)],
-        ],
+        centre32: [[sums(&hi, 0, 16, 32), sums(&lo, 0, 16, 32)], [sums(&hi, 16, 32, 32), sums(&lo, 16, 32, 32)]],
     }
 }
 
@@ -334,8 +331,7 @@ pub(crate) mod avx2 {
         for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
             let codes = quantize(x);
             let hi = codes.v.map(|v| _mm256_srai_epi16(_mm256_add_epi16(v, round), 7));
-            let lo: [__m256i; 2] =
-                std::array::from_fn(|i| _mm256_sub_epi16(codes.v[i], _mm256_slli_epi16(hi[i], 7)));
+            let lo: [__m256i; 2] = std::array::from_fn(|i| _mm256_sub_epi16(codes.v[i], _mm256_slli_epi16(hi[i], 7)));
             let narrow = |v: [__m256i; 2]| _mm256_permute4x64_epi64(_mm256_packs_epi16(v[0], v[1]), 0b11_01_10_00);
             // SAFETY: each part is 32 bytes.
             unsafe {

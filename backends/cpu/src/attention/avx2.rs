@@ -75,8 +75,7 @@ unsafe fn pass<const H: usize>(
         // SAFETY: row `i` and its factors.
         unsafe {
             let row = rows.add(32 * i).cast::<u8>();
-            let factor: [__m256; H] =
-                std::array::from_fn(|h| _mm256_set1_ps(*factors.add(h * factor_stride + i)));
+            let factor: [__m256; H] = std::array::from_fn(|h| _mm256_set1_ps(*factors.add(h * factor_stride + i)));
             macro_rules! lane {
                 ($($v:literal)+) => {$(
                     let value = halves(row.add(16 * $v));

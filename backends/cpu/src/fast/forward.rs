@@ -101,10 +101,8 @@ impl FastSegment {
         let x = work.x.get_mut::<f32>(count * width);
         let q = work.q.get_mut::<f32>(count * q_width);
         let mut views: Vec<RowPages<'_>> = Vec::with_capacity(count);
-        let view = |row: &Row| RowPages {
-            pages: self.cache.pages(index, row.sequence),
-            position: row.position as usize,
-        };
+        let view =
+            |row: &Row| RowPages { pages: self.cache.pages(index, row.sequence), position: row.position as usize };
         if let Some(wanted) = wanted {
             keep_rows(x, width, wanted);
             keep_rows(q, q_width, wanted);

@@ -88,11 +88,8 @@ impl Weights {
         // Vectors first: packing drops the file's pages behind it.
         let norms: Vec<Norms> =
             span.layers.clone().map(|layer| Norms::read(model, layer)).collect::<Result<_, CpuError>>()?;
-        let final_norm = if span.has_final_norm() {
-            Some(vector(model, TensorRole::FinalNorm, config.hidden_size)?)
-        } else {
-            None
-        };
+        let final_norm =
+            if span.has_final_norm() { Some(vector(model, TensorRole::FinalNorm, config.hidden_size)?) } else { None };
         let mapped = if span.has_embedding() && !(config.tied_head && head.is_some()) {
             Some(matrix(model, TensorRole::TokenEmbedding, config.vocab_size, config.hidden_size)?.clone())
         } else {

@@ -98,9 +98,15 @@ macro_rules! weights {
 macro_rules! first {
     ($token:literal, $s0:literal, $s1:literal) => {
         concat!(
-            "vpbroadcastd ymm14, [", $token, "]\n",
-            "vpmaddwd ", $s0, ", ymm14, ymm12\n",
-            "vpmaddwd ", $s1, ", ymm14, ymm13\n",
+            "vpbroadcastd ymm14, [",
+            $token,
+            "]\n",
+            "vpmaddwd ",
+            $s0,
+            ", ymm14, ymm12\n",
+            "vpmaddwd ",
+            $s1,
+            ", ymm14, ymm13\n",
         )
     };
 }
@@ -109,11 +115,23 @@ macro_rules! first {
 macro_rules! next {
     ($token:literal, $k:literal, $s0:literal, $s1:literal) => {
         concat!(
-            "vpbroadcastd ymm14, [", $token, " + ", $k, "]\n",
+            "vpbroadcastd ymm14, [",
+            $token,
+            " + ",
+            $k,
+            "]\n",
             "vpmaddwd ymm15, ymm14, ymm12\n",
-            "vpaddd ", $s0, ", ", $s0, ", ymm15\n",
+            "vpaddd ",
+            $s0,
+            ", ",
+            $s0,
+            ", ymm15\n",
             "vpmaddwd ymm15, ymm14, ymm13\n",
-            "vpaddd ", $s1, ", ", $s1, ", ymm15\n",
+            "vpaddd ",
+            $s1,
+            ", ",
+            $s1,
+            ", ymm15\n",
         )
     };
 }
@@ -122,13 +140,31 @@ macro_rules! next {
 macro_rules! scale {
     ($token:literal, $s0:literal, $s1:literal, $a0:literal, $a1:literal) => {
         concat!(
-            "vbroadcastss ymm14, [", $token, " + 64]\n",
-            "vcvtdq2ps ", $s0, ", ", $s0, "\n",
-            "vcvtdq2ps ", $s1, ", ", $s1, "\n",
+            "vbroadcastss ymm14, [",
+            $token,
+            " + 64]\n",
+            "vcvtdq2ps ",
+            $s0,
+            ", ",
+            $s0,
+            "\n",
+            "vcvtdq2ps ",
+            $s1,
+            ", ",
+            $s1,
+            "\n",
             "vmulps ymm12, ymm14, [{p} + {scales}]\n",
             "vmulps ymm13, ymm14, [{p} + {scales} + 32]\n",
-            "vfmadd231ps ", $a0, ", ", $s0, ", ymm12\n",
-            "vfmadd231ps ", $a1, ", ", $s1, ", ymm13\n",
+            "vfmadd231ps ",
+            $a0,
+            ", ",
+            $s0,
+            ", ymm12\n",
+            "vfmadd231ps ",
+            $a1,
+            ", ",
+            $s1,
+            ", ymm13\n",
         )
     };
 }
@@ -137,9 +173,15 @@ macro_rules! scale {
 macro_rules! minimum {
     ($token:literal, $a0:literal, $a1:literal) => {
         concat!(
-            "vbroadcastss ymm14, [", $token, " + 68]\n",
-            "vfmadd231ps ", $a0, ", ymm14, [{p} + {minima}]\n",
-            "vfmadd231ps ", $a1, ", ymm14, [{p} + {minima} + 32]\n",
+            "vbroadcastss ymm14, [",
+            $token,
+            " + 68]\n",
+            "vfmadd231ps ",
+            $a0,
+            ", ymm14, [{p} + {minima}]\n",
+            "vfmadd231ps ",
+            $a1,
+            ", ymm14, [{p} + {minima} + 32]\n",
         )
     };
 }

@@ -128,7 +128,8 @@ pub(crate) unsafe fn nibbles(at: *const u8) -> [__m256i; 8] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn fives(at: *const u8) -> [__m256i; 8] {
     // SAFETY: the caller's promise.
-    let p: [__m256i; 5] = unsafe { [load(at), load(at.add(32)), load(at.add(64)), load(at.add(96)), load(at.add(128))] };
+    let p: [__m256i; 5] =
+        unsafe { [load(at), load(at.add(32)), load(at.add(64)), load(at.add(96)), load(at.add(128))] };
     let (m5, m3) = (_mm256_set1_epi8(31), _mm256_set1_epi8(7));
     let (m_mid, m8, m16) = (_mm256_set1_epi8(0x18), _mm256_set1_epi8(8), _mm256_set1_epi8(16));
     let low = |x| _mm256_and_si256(x, m5);

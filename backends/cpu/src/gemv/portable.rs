@@ -56,8 +56,7 @@ pub(crate) fn accumulate(
     sums: &mut [f32; GROUP_ROWS],
 ) {
     for lane in 0..GROUP_ROWS {
-        let dot: i32 =
-            weights.codes[lane].iter().zip(&input.v).map(|(&w, &v)| i32::from(w) * i32::from(v)).sum();
+        let dot: i32 = weights.codes[lane].iter().zip(&input.v).map(|(&w, &v)| i32::from(w) * i32::from(v)).sum();
         sums[lane] = (dot as f32).mul_add(weights.scale[lane] * input.d, sums[lane]);
         if crate::packed::decode::has_minimum(weight_type) {
             sums[lane] = weights.minimum[lane].mul_add(input.s, sums[lane]);
