@@ -360,3 +360,6 @@ unsafe fn finish(sizes: Sizes, state: State, head: usize, out: &mut [f32]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

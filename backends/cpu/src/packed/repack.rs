@@ -127,9 +127,9 @@ fn planes5(w: &[u32; 8], lane: usize, out: &mut [u8], at: usize) {
     const LOW3: u32 = 0x0707_0707;
     const BIT: u32 = 0x0101_0101;
     put(out, at, lane, w[0] | (w[5] & LOW3) << 5);
-    put(out, at + 32, lane, w[1] | ((w[7] >> 3) & BIT) << 5 | ((w[5] >> 3) & 3 * BIT) << 6);
+    put(out, at + 32, lane, w[1] | ((w[7] >> 3) & BIT) << 5 | ((w[5] >> 3) & (3 * BIT)) << 6);
     put(out, at + 64, lane, w[2] | (w[6] & LOW3) << 5);
-    put(out, at + 96, lane, w[3] | ((w[7] >> 4) & BIT) << 5 | ((w[6] >> 3) & 3 * BIT) << 6);
+    put(out, at + 96, lane, w[3] | ((w[7] >> 4) & BIT) << 5 | ((w[6] >> 3) & (3 * BIT)) << 6);
     put(out, at + 128, lane, w[4] | (w[7] & LOW3) << 5);
 }
 

@@ -1,6 +1,8 @@
 //! Random weights in the file's block formats, as tensors of a temporary file.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
+pub mod model;
+
 use npuhal_models::map::FileMap;
 use npuhal_models::{Tensor, WeightType};
 use std::io::Write;
@@ -82,9 +84,11 @@ pub fn matrix_bytes(weight_type: WeightType, rows: usize, cols: usize, kind: Wei
             WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(plain(kind, random)).to_le_bytes()),
             WeightType::Bf16 => block.copy_from_slice(&half::bf16::from_f32(plain(kind, random)).to_le_bytes()),
             _ => {
-                for &at in scale_offsets(weight_type) {
+                let d = random.unit() * largest_scale(weight_type);
+                for (index, &at) in scale_offsets(weight_type).iter().enumerate() {
                     let scale = match kind {
-                        Weights::Random => half::f16::from_f32(random.unit() * 0.02),
+                        Weights::Random if index == 0 => half::f16::from_f32(d),
+                        Weights::Random => half::f16::from_f32(d * middle(weight_type) * (1.0 + 0.2 * random.unit())),
                         Weights::AllOnes | Weights::AllZeros | Weights::Extreme => {
                             half::f16::from_f32(if random.below(2) == 0 { 65504.0 } else { -65504.0 })
                         }
@@ -100,11 +104,33 @@ pub fn matrix_bytes(weight_type: WeightType, rows: usize, cols: usize, kind: Wei
     bytes
 }
 
+/// Scale that makes weights of about 0.15 at most.
+fn largest_scale(weight_type: WeightType) -> f32 {
+    0.15 / match weight_type {
+        WeightType::Q4_0 | WeightType::Q4_1 => 8.0,
+        WeightType::Q5_0 | WeightType::Q5_1 => 16.0,
+        WeightType::Q8_0 => 127.0,
+        WeightType::Q4K => 63.0 * 8.0,
+        WeightType::Q5K => 63.0 * 16.0,
+        _ => 127.0 * 32.0,
+    }
+}
+
+/// Factor from scale to minimum that centres the weights.
+fn middle(weight_type: WeightType) -> f32 {
+    match weight_type {
+        WeightType::Q4_1 => -7.5,
+        WeightType::Q5_1 => -15.5,
+        WeightType::Q4K => 7.5,
+        _ => 15.5,
+    }
+}
+
 fn plain(kind: Weights, random: &mut Random) -> f32 {
     match kind {
         Weights::ZeroScales => 0.0,
         Weights::Denormal => random.unit() * 6e-8,
-        Weights::Random => random.unit() * 0.1,
+        Weights::Random => random.unit() * 0.15,
         _ => random.unit() * 60_000.0,
     }
 }
