@@ -35,6 +35,24 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+impl Rope {
+    /// Angle a position adds to each rotated pair, in radians: `theta^(-2i/dims)`, divided by the pair's factor where `factors`
+    /// has one, and by the factor of linear scaling. `factors` is empty or has `dims / 2` elements.
+    #[must_use]
+    pub fn inverse_frequencies(&self, factors: &[f32]) -> Vec<f64> {
+        let stretch = match self.scaling {
+            RopeScaling::None => 1.0,
+            RopeScaling::Linear { factor } => f64::from(factor),
+        };
+        (0..self.dims / 2)
+            .map(|pair| {
+                let inverse = f64::from(self.theta).powf(-2.0 * pair as f64 / self.dims as f64);
+                inverse / f64::from(factors.get(pair).copied().unwrap_or(1.0)) / stretch
+            })
+            .collect()
+    }
+}
+
 /// A dense pre-norm decoder: RMSNorm, grouped-query attention with RoPE, RMSNorm, SwiGLU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -74,18 +92,35 @@ impl ModelConfig {
     /// Width of all query heads together.
     #[must_use]
     pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
+        self.heads.saturating_mul(self.head_dim)
     }
 
     /// Width of all key (or value) heads together.
     #[must_use]
     pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
+        self.kv_heads.saturating_mul(self.head_dim)
     }
 
-    /// Bytes of a KV cache of `positions` with `element_bytes` an element.
+    /// Bytes of a KV cache of `positions` with `element_bytes` an element; also what decoding a token after `positions` reads
+    /// of it. Saturates.
     #[must_use]
     pub fn kv_bytes(&self, positions: usize, element_bytes: usize) -> u64 {
-        2 * self.layers as u64 * self.kv_width() as u64 * positions as u64 * element_bytes as u64
+        [self.kv_width(), positions, element_bytes]
+            .into_iter()
+            .fold(2_u64.saturating_mul(self.layers as u64), |bytes, factor| bytes.saturating_mul(factor as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inverse_frequencies_take_factors_and_linear_scaling() {
+        let rope = |scaling| Rope { theta: 100.0, dims: 4, pairing: RopePairing::Halves, scaling };
+        assert_eq!(rope(RopeScaling::None).inverse_frequencies(&[]), [1.0, 0.1]);
+        let scaled = rope(RopeScaling::Linear { factor: 2.0 }).inverse_frequencies(&[1.0, 4.0]);
+        approx::assert_relative_eq!(scaled[0], 0.5);
+        approx::assert_relative_eq!(scaled[1], 0.0125, max_relative = 1e-12);
     }
 }

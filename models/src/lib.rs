@@ -16,6 +16,7 @@ pub mod gguf;
 pub mod map;
 pub mod quant;
 pub mod source;
+pub mod summary;
 pub mod tensor;
 pub mod vocabulary;
 

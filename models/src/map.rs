@@ -20,11 +20,11 @@ impl FileMap {
     /// [`ModelError::Io`].
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let io = |source| ModelError::Io { path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
+        // Asked before opening: opening a pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
             return Err(io(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file")));
         }
+        let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is private and read-only. Model files are replaced by rename, never written in place, by this
         // program; a foreign process that truncates a mapped file can make this process fault, as with any mapped file.
         let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file) }.map_err(io)?;

@@ -154,6 +154,18 @@ impl ModelSource {
         if self.config.tied_head { self.require(TensorRole::TokenEmbedding) } else { self.require(TensorRole::Head) }
     }
 
+    /// Angle a position adds to each rotated pair of a head, in radians, with scaling and the file's factors applied.
+    #[must_use]
+    pub fn rope_inverse_frequencies(&self) -> Vec<f64> {
+        let mut factors = Vec::new();
+        if let Some(tensor) = self.tensor(TensorRole::RopeFactors) {
+            factors.resize(tensor.cols(), 1.0);
+            // The row exists and has this length; readers have checked it against the configuration.
+            let _ = tensor.dequantize_row(0, &mut factors);
+        }
+        self.config.rope.inverse_frequencies(&factors)
+    }
+
     /// All tensors by role.
     pub fn tensors(&self) -> impl Iterator<Item = (TensorRole, &Tensor)> {
         self.tensors.iter().map(|(role, tensor)| (*role, tensor))

@@ -25,12 +25,13 @@ pub(super) fn describe(head: &[u8]) -> String {
     if let Some((_, what)) = known.iter().find(|(magic, _)| head.starts_with(magic)) {
         return (*what).to_owned();
     }
+    // Before the texts: its length prefix may look like the start of one.
+    if head.get(8..10) == Some(b"{\"") || head.get(8..10) == Some(b"{ ") {
+        return "a safetensors file".to_owned();
+    }
     let text = head.trim_ascii_start();
     if text.get(..1) == Some(b"<") {
         return "an HTML or XML page (an error page saved by a download?)".to_owned();
-    }
-    if head.get(8..10) == Some(b"{\"") || head.get(8..10) == Some(b"{ ") {
-        return "a safetensors file".to_owned();
     }
     if text.get(..1) == Some(b"{") {
         return "JSON text".to_owned();
