@@ -361,16 +361,7 @@ fn choose(
     }
     decision.routes = ask_routes(registry, model, request, &usable, pinned.as_deref());
     refuse_without_required(decision)?;
-    let winner = decision
-        .routes
-        .iter()
-        .enumerate()
-        .filter_map(|(index, report)| match &report.outcome {
-            RouteOutcome::Serves(service) => Some((index, report, service)),
-            _ => None,
-        })
-        .min_by(|a, b| compare(request.prefer, &usable, (a.1, a.2), (b.1, b.2)))
-        .map(|(index, _, service)| (index, service.clone()));
+    let winner = best(request.prefer, &usable, &decision.routes).map(|(index, service)| (index, service.clone()));
     let Some((index, service)) = winner else {
         return Err(no_winner(registry, decision, pinned));
     };
@@ -466,30 +457,34 @@ fn refuse_without_required(decision: &Decision) -> Result<(), SelectionProblem> 
     Ok(())
 }
 
-/// Better first.
-fn compare(
-    prefer: Option<Prefer>,
-    cards: &[DeviceCard],
-    a: (&RouteReport, &Service),
-    b: (&RouteReport, &Service),
-) -> Ordering {
-    let preferred = match prefer {
-        None => Ordering::Equal,
-        Some(Prefer::Npu) => is_npu(b.1, cards).cmp(&is_npu(a.1, cards)),
-        Some(Prefer::Speed) => compare_speed(a.1, b.1),
-        Some(Prefer::Context) => b.1.window.cmp(&a.1.window),
+/// The best of the routes that serve.
+fn best<'a>(prefer: Option<Prefer>, cards: &[DeviceCard], routes: &'a [RouteReport]) -> Option<(usize, &'a Service)> {
+    let serving = || {
+        routes.iter().enumerate().filter_map(|(index, report)| match &report.outcome {
+            RouteOutcome::Serves(service) => Some((index, report, service)),
+            _ => None,
+        })
     };
-    preferred
-        .then_with(|| b.0.origin.precedence().cmp(&a.0.origin.precedence()))
-        .then_with(|| b.1.speed.cmp(&a.1.speed))
-        .then_with(|| a.0.name.cmp(&b.0.name))
+    // Figures are compared only where every candidate has one: a mixed order would not be an order.
+    let by_figures = serving().all(|(_, _, service)| service.expected.is_some());
+    let compare = |a: (&RouteReport, &Service), b: (&RouteReport, &Service)| {
+        let preferred = match prefer {
+            None => Ordering::Equal,
+            Some(Prefer::Npu) => is_npu(b.1, cards).cmp(&is_npu(a.1, cards)),
+            Some(Prefer::Speed) if by_figures => figure(b.1).total_cmp(&figure(a.1)),
+            Some(Prefer::Speed) => b.1.speed.cmp(&a.1.speed),
+            Some(Prefer::Context) => b.1.window.cmp(&a.1.window),
+        };
+        preferred
+            .then_with(|| b.0.origin.precedence().cmp(&a.0.origin.precedence()))
+            .then_with(|| b.1.speed.cmp(&a.1.speed))
+            .then_with(|| a.0.name.cmp(&b.0.name))
+    };
+    serving().min_by(|a, b| compare((a.1, a.2), (b.1, b.2))).map(|(index, _, service)| (index, service))
 }
 
-fn compare_speed(a: &Service, b: &Service) -> Ordering {
-    match (a.expected, b.expected) {
-        (Some(a), Some(b)) => b.tokens_per_second.total_cmp(&a.tokens_per_second),
-        _ => b.speed.cmp(&a.speed),
-    }
+fn figure(service: &Service) -> f64 {
+    service.expected.map_or(0.0, |expected| expected.tokens_per_second)
 }
 
 fn trade_offs(decision: &Decision, winner: usize, service: &Service) -> Vec<String> {

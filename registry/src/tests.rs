@@ -4,14 +4,14 @@ use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::{Options, Prefer};
 use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
 use crate::route::{
-    Decline, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
+    Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
 };
 use crate::selection::{
     Choice, DeviceCheck, NpuPresence, Request, RouteOutcome, SelectionError, SelectionProblem, select,
 };
 use crate::span::SegmentSpan;
 use crate::uri::{DeviceChoice, DeviceUri};
-use npuhal_core::card::{DeviceCard, Generation};
+use npuhal_core::card::{Claim, DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
 use npuhal_core::stage::Session;
@@ -114,6 +114,7 @@ struct FakeRoute {
     devices: &'static [&'static str],
     window: u32,
     speed: SpeedClass,
+    tokens_per_second: Option<f64>,
     decline: Option<Decline>,
 }
 
@@ -138,7 +139,9 @@ impl Route for FakeRoute {
                 window: self.window,
                 placement: Vec::new(),
                 speed: self.speed,
-                expected: None,
+                expected: self
+                    .tokens_per_second
+                    .map(|tokens_per_second| ExpectedSpeed { tokens_per_second, claim: Claim::Modelled }),
                 memory_bytes: None,
                 detail: if *id == "cpu" { "AVX2, 2 threads, numerics fast".to_owned() } else { String::new() },
             }),
@@ -157,6 +160,7 @@ fn cpu() -> FakeRoute {
         devices: &["cpu"],
         window: 8192,
         speed: SpeedClass::Cpu,
+        tokens_per_second: None,
         decline: None,
     }
 }
@@ -168,6 +172,7 @@ fn engine() -> FakeRoute {
         devices: &["npu1", "virtual:npu1"],
         window: 64,
         speed: SpeedClass::Engine,
+        tokens_per_second: None,
         decline: None,
     }
 }
@@ -179,12 +184,21 @@ fn lane() -> FakeRoute {
         devices: &["npu5", "virtual:npu5"],
         window: 2048,
         speed: SpeedClass::Lane,
+        tokens_per_second: None,
         decline: None,
     }
 }
 
 fn private(name: &'static str, decline: Option<Decline>) -> FakeRoute {
-    FakeRoute { name, types: &["llama"], devices: &["cpu"], window: 512, speed: SpeedClass::Reference, decline }
+    FakeRoute {
+        name,
+        types: &["llama"],
+        devices: &["cpu"],
+        window: 512,
+        speed: SpeedClass::Reference,
+        tokens_per_second: None,
+        decline,
+    }
 }
 
 /// A machine with the given NPUs, a CPU and two virtual NPUs.
@@ -494,4 +508,21 @@ fn the_host_opens_devices_and_segments_by_name() {
     };
     assert_eq!(segment("cpu"), "route cpu runs whole models only; asked for layers 0..4");
     assert_eq!(segment("gpu"), "there is no route 'gpu'; known routes: cpu, xdna1-engine, xdna2-lane");
+}
+
+#[test]
+fn speed_goes_by_figures_only_where_all_have_one() {
+    let machine = |cpu_speed: Option<f64>| {
+        let mut registry = Registry::new();
+        factories(&mut registry, &["npu1"], &[]);
+        let cpu = FakeRoute { tokens_per_second: cpu_speed, ..cpu() };
+        let engine = FakeRoute { tokens_per_second: Some(100.0), ..engine() };
+        for route in [cpu, engine] {
+            registry.add_route(Arc::new(route), Origin::BuiltIn, "npuhal-test").unwrap();
+        }
+        registry
+    };
+    assert_eq!(winner(&machine(Some(300.0)), "llama", "auto", Some(Prefer::Speed), 16), "cpu on cpu");
+    assert_eq!(winner(&machine(Some(30.0)), "llama", "auto", Some(Prefer::Speed), 16), "xdna1-engine on npu1");
+    assert_eq!(winner(&machine(None), "llama", "auto", Some(Prefer::Speed), 16), "xdna1-engine on npu1");
 }

@@ -261,3 +261,96 @@ fn number(value: &Value) -> f64 {
 fn numbers(value: &Value) -> Vec<f64> {
     array(value).iter().map(number).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use npuhal_core::RunError;
+    use npuhal_core::stage::{Placement, SegmentCapacity};
+
+    const VOCAB: usize = 8;
+
+    /// Answers each position with the same row: `peak` at one id, plus `noise` everywhere.
+    struct Fixed {
+        peak: usize,
+        noise: f32,
+    }
+
+    impl Fixed {
+        fn row(&self) -> [f32; VOCAB] {
+            std::array::from_fn(|id| self.noise + if id == self.peak { 9.0 } else { id as f32 * 0.5 })
+        }
+    }
+
+    impl Stepper for Fixed {
+        fn vocab_size(&self) -> usize {
+            VOCAB
+        }
+        fn capacity(&self) -> SegmentCapacity {
+            SegmentCapacity { positions: 64, rows_per_call: 64, sequences: 1 }
+        }
+        fn placement(&self) -> Vec<Placement> {
+            Vec::new()
+        }
+        fn begin(&mut self) -> Result<(), RunError> {
+            Ok(())
+        }
+        fn end(&mut self) {}
+        fn step(&mut self, rows: &[Row], want: Want<'_>, logits: &mut HiddenRows, _: &Control) -> Result<(), RunError> {
+            logits.reset(want.count(rows.len()), VOCAB);
+            (0..logits.rows()).for_each(|row| logits.row_mut(row).copy_from_slice(&self.row()));
+            Ok(())
+        }
+        fn truncate(&mut self, _: SequenceId, len: usize) -> usize {
+            len
+        }
+    }
+
+    fn golden(margin: f64) -> Golden {
+        let right = Fixed { peak: 3, noise: 0.0 }.row();
+        let prompt = GoldenPrompt {
+            text: "?".to_owned(),
+            ids: vec![1, 2],
+            top: vec![(3, 9.0), (7, 3.5)],
+            logits_l2: right.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt(),
+            greedy_ids: vec![3; 4],
+            margins: vec![5.5, margin, 5.5, 5.5],
+            layers: Vec::new(),
+            llama_cpp_rms: 1.0,
+            logits: Some(StoredRow { values: right.iter().step_by(4).copied().collect(), stride: 4 }),
+        };
+        Golden { model: "fixed".to_owned(), prompts: vec![prompt] }
+    }
+
+    fn broken(rules: Rules, margin: f64, peak: usize, noise: f32) -> usize {
+        measure(&golden(margin), rules, &mut Fixed { peak, noise }).broken.len()
+    }
+
+    #[test]
+    fn the_rules_tell_right_from_wrong() {
+        assert_eq!(broken(Rules::EXACT, 5.5, 3, 0.0), 0);
+        assert_eq!(broken(Rules::FAST, 5.5, 3, 0.0), 0);
+        assert_eq!(broken(Rules::EXACT, 5.5, 3, 0.06), 3, "both top logits and the norm");
+        assert_eq!(broken(Rules::FAST, 5.5, 3, 0.04), 0, "within a twentieth of llama.cpp's distance");
+        assert_eq!(broken(Rules::FAST, 5.5, 3, 0.06), 1, "beyond it");
+        assert_eq!(broken(Rules::FAST, 5.5, 3, f32::NAN), 5, "numbers that are none break the share and every step");
+        assert_eq!(broken(Rules::FAST, 0.01, 7, 0.0), 3, "a step of small margin is not compared");
+        assert_eq!(broken(Rules::FAST, 5.5, 7, 0.0), 4);
+    }
+
+    #[test]
+    fn the_stored_values_are_whole() {
+        for (model, vocab, rows, layers) in [("smollm2-135m", 49152, 3, 30), ("qwen2.5-coder-0.5b", 151_936, 2, 24)] {
+            let golden = Golden::read(model);
+            assert_eq!(golden.prompts.len(), 5);
+            let stored: Vec<_> = golden.prompts.iter().filter_map(|prompt| prompt.logits.as_ref()).collect();
+            assert_eq!(stored.len(), rows);
+            assert!(stored.iter().all(|row| row.values.len() * row.stride == vocab));
+            for prompt in &golden.prompts {
+                assert_eq!((prompt.greedy_ids.len(), prompt.margins.len(), prompt.top.len()), (64, 64, 20));
+                assert_eq!(prompt.layers.len(), layers);
+                assert_eq!(prompt.greedy_ids[0] as usize, prompt.top[0].0);
+            }
+        }
+    }
+}

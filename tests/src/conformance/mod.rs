@@ -216,4 +216,22 @@ mod tests {
             ["gone is listed as unsupported, but there is no such case", "bad is listed as expected without a reason"]
         );
     }
+
+    #[test]
+    fn a_device_that_only_copies_and_never_fails_is_found_out() {
+        let outcome = run(&Listed { device: CpuDevice::new(Some(1 << 30)), unsupported: &[], expected: &[] });
+        let is_wrong = |case: &str| outcome.wrong.iter().any(|line| line.starts_with(case));
+        for case in [
+            "scale_multiplies_a_vector",
+            "a_runlist_of_29_runs_in_order",
+            "two_lists_in_flight_keep_their_order",
+            "rebind_exchanges_the_kernel",
+            "rebind_refuses_what_does_not_fit",
+            "a_timeout_loses_the_context",
+            "a_failed_run_loses_the_context",
+        ] {
+            assert!(is_wrong(case), "{case} passed");
+        }
+        assert!(outcome.passed.contains(&"copy_moves_a_vector".to_owned()), "{:?}", outcome.wrong);
+    }
 }

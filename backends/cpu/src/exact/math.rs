@@ -3,7 +3,7 @@
 use npuhal_models::config::{Rope, RopePairing, RopeScaling};
 use std::sync::{Mutex, PoisonError};
 
-/// Lanes of a dot product. The order of additions is fixed by it, whatever the batch and the instruction set.
+/// Lanes of a dot product. The order of additions is fixed by it, whatever the batch.
 pub(super) const LANES: usize = 4;
 /// Weight rows handled together.
 pub(super) const BLOCK: usize = 4;
@@ -53,48 +53,56 @@ pub(super) fn pad_rows(rows: &[f64], width: usize) -> (Vec<f64>, usize) {
 /// [`LANES`].
 pub(super) fn dot_block(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
+    if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
         #[allow(unsafe_code, reason = "the compiler wants a proof that the processor has the instructions")]
-        // SAFETY: AVX2 was detected.
-        return unsafe { dot_block_avx2(weights, x, stride, out) };
+        // SAFETY: AVX2 and FMA were detected.
+        return unsafe { dot_block_fma(weights, x, stride, out) };
     }
-    dot_block_any(weights, x, stride, out);
+    dot_block_any::<false>(weights, x, stride, out);
 }
 
-/// The same operations in the same order, compiled for wider registers; multiplications and additions are not fused.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn dot_block_avx2(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
-    dot_block_any(weights, x, stride, out);
+#[target_feature(enable = "avx2,fma")]
+fn dot_block_fma(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
+    dot_block_any::<true>(weights, x, stride, out);
 }
 
 #[inline(always)]
-fn dot_block_any(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
+fn dot_block_any<const FUSED: bool>(weights: &[f64], x: &[f64], stride: usize, out: &mut [f64]) {
     let rows = x.len().checked_div(stride).unwrap_or(0);
     let mut row = 0;
     while row < rows {
         if row + 2 <= rows {
-            dot_rows::<2>(weights, &x[row * stride..(row + 2) * stride], stride, rows, &mut out[row..]);
+            dot_rows::<2, FUSED>(weights, &x[row * stride..(row + 2) * stride], stride, rows, &mut out[row..]);
             row += 2;
         } else {
-            dot_rows::<1>(weights, &x[row * stride..(row + 1) * stride], stride, rows, &mut out[row..]);
+            dot_rows::<1, FUSED>(weights, &x[row * stride..(row + 1) * stride], stride, rows, &mut out[row..]);
             row += 1;
         }
     }
 }
 
+/// One order of operations for each product, whatever `ROWS` is.
 #[inline(always)]
-fn dot_rows<const ROWS: usize>(weights: &[f64], x: &[f64], stride: usize, out_stride: usize, out: &mut [f64]) {
+fn dot_rows<const ROWS: usize, const FUSED: bool>(
+    weights: &[f64],
+    x: &[f64],
+    stride: usize,
+    out_stride: usize,
+    out: &mut [f64],
+) {
+    let steps = stride / LANES;
     let mut sums = [[[0.0f64; LANES]; ROWS]; BLOCK];
-    let weights: [&[f64]; BLOCK] = std::array::from_fn(|index| &weights[index * stride..(index + 1) * stride]);
-    let x: [&[f64]; ROWS] = std::array::from_fn(|index| &x[index * stride..(index + 1) * stride]);
-    for at in (0..stride).step_by(LANES) {
+    let weights: [&[[f64; LANES]]; BLOCK] =
+        std::array::from_fn(|index| &weights[index * stride..(index + 1) * stride].as_chunks().0[..steps]);
+    let x: [&[[f64; LANES]]; ROWS] =
+        std::array::from_fn(|index| &x[index * stride..(index + 1) * stride].as_chunks().0[..steps]);
+    for step in 0..steps {
         for block in 0..BLOCK {
-            let w = &weights[block][at..at + LANES];
             for row in 0..ROWS {
-                let x = &x[row][at..at + LANES];
                 for lane in 0..LANES {
-                    sums[block][row][lane] += w[lane] * x[lane];
+                    let (w, x, sum) = (weights[block][step][lane], x[row][step][lane], &mut sums[block][row][lane]);
+                    *sum = if FUSED { w.mul_add(x, *sum) } else { *sum + w * x };
                 }
             }
         }
