@@ -27,12 +27,8 @@ fn stderr(output: &Output) -> String {
 
 /// Runs with `prompt` piped in.
 fn piped(command: &mut Command, input: &[u8]) -> Output {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     // A program that ends before it has read everything closes the pipe.
     let _ = child.stdin.take().expect("stdin is piped").write_all(input);
     child.wait_with_output().expect("the binary ends")

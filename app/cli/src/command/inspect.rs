@@ -79,14 +79,19 @@ fn architecture(config: &ModelConfig) -> Value {
         "intermediate_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
+        "rms_norm_eps": short(config.rms_norm_eps),
+        "rope_theta": short(config.rope.theta),
         "rope_dims": config.rope.dims,
         "rope_scaling": format!("{:?}", config.rope.scaling).to_lowercase(),
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "tied_head": config.tied_head,
     })
+}
+
+/// The shortest number that is this f32.
+fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn parameters(summary: &ModelSummary) -> Value {
