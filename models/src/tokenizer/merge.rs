@@ -26,7 +26,7 @@ impl Merger {
         is_control: impl Fn(TokenId) -> bool,
     ) -> Result<Self, TextError> {
         let usable = |id: TokenId| vocabulary.kinds[id as usize] != TokenKind::Unused && !is_control(id);
-        let vocab = usable_tokens(vocabulary, &usable);
+        let vocab = usable_tokens(vocabulary, usable);
         let mut missing = [false; 256];
         let mut buffer = [0; 4];
         for byte in 0..=255u8 {
@@ -44,7 +44,7 @@ impl Merger {
                 if fewer.len() == vocabulary.merges.len() {
                     return Err(error);
                 }
-                build(usable_tokens(vocabulary, &usable), fewer, whole_words)?
+                build(usable_tokens(vocabulary, usable), fewer, whole_words)?
             }
         };
         Ok(Self { bpe, missing })
