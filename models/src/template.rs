@@ -21,6 +21,7 @@ use seal::Seal;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -200,9 +201,18 @@ impl ChatTemplate {
         let (instructions, blocks) = self.compile()?;
         let mut text = String::new();
         let mut output = make_string_output(&mut text);
-        Vm::new(&environment)
-            .eval(&instructions, root, &blocks, &mut output, AutoEscape::None)
-            .map_err(|error| self.failure(&error))?;
+        // A template's odd arithmetic must not take the program down, even where the engine has overlooked it.
+        let evaluate = AssertUnwindSafe(|| {
+            let vm = Vm::new(&environment);
+            vm.eval(&instructions, root, &blocks, &mut output, AutoEscape::None).map(|_| ())
+        });
+        match catch_unwind(evaluate) {
+            Ok(result) => result.map_err(|error| self.failure(&error))?,
+            Err(_) => {
+                let reason = "the template engine failed on it".to_owned();
+                return Err(TextError::TemplateFailed { line: 1, reason, text: self.line(1) });
+            }
+        }
         if text.len() > MAX_OUTPUT_BYTES {
             return Err(TextError::TemplateLimit { what: "bytes of text", limit: MAX_OUTPUT_BYTES as u64 });
         }

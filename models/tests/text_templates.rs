@@ -1,7 +1,8 @@
 //! Chat templates against Jinja2, and hostile ones.
 
 use npuhal_models::template::TemplateSource;
-use npuhal_models::{ChatInput, ChatTemplate, TextError};
+use npuhal_models::{ChatInput, ChatMessage, ChatTemplate, TextError};
+use proptest::prelude::*;
 use serde_json::Value;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -42,7 +43,7 @@ fn renders_what_jinja2_renders() {
 /// Renders `text`, which must fail soon.
 fn refused(text: &str) -> TextError {
     let start = Instant::now();
-    let input = ChatInput::new(vec![npuhal_models::ChatMessage::new("user", "hello")]);
+    let input = ChatInput::new(vec![ChatMessage::new("user", "hello")]);
     let error = template(text).and_then(|t| t.render(&input)).map(|text| text.len());
     let error = error.expect_err(&text[..text.len().min(200)]);
     assert!(start.elapsed() < Duration::from_secs(6), "{:?}: {}", start.elapsed(), &text[..text.len().min(200)]);
@@ -224,4 +225,93 @@ fn arguments_of_tool_calls_are_objects() {
     .unwrap();
     let text = "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }};{% endfor %}";
     assert_eq!(template(text).unwrap().render(&input(&case)).unwrap(), r#"{"a": 1};"not json";"#);
+}
+
+/// Pieces of the template language in any order, often nearly valid.
+fn template_soup() -> impl Strategy<Value = String> {
+    let expression = prop::sample::select(vec![
+        "messages",
+        "messages[0]",
+        "m.content",
+        "'x' * 9",
+        "ns.s ~ ns.s",
+        "[1, 'a', none]",
+        "{'k': messages}",
+        "range(3)",
+        "ns",
+        "loop.index",
+        "f(m)",
+        "f",
+        "caller()",
+        "m | tojson",
+        "messages | map(attribute='role') | list",
+        "x | upper",
+        "1 // 0",
+        "1 % 0",
+        "-9223372036854775807 - 2",
+        "2 ** 999",
+        "1e308 * 10",
+        "'a' * -1",
+        "m.content[::-1]",
+        "m.content[5:-1:0]",
+        "messages[1:][0]",
+        "'%s %d' | format(1, 'a')",
+        "'{} {x}'.format(1)",
+        "x is divisibleby 0",
+        "m.items() | list | sort",
+        "messages | sort(attribute='role')",
+        "messages | sum",
+        "'é' | indent(1)",
+        "1 | round(2)",
+        "namespace(a=ns)",
+        "dict(messages[0], **m)",
+        "m.content.split('l', 1)",
+        "messages | groupby('role')",
+        "not x",
+        "x if m else f",
+        "m.content | replace('l', m)",
+        "[[1]] | first | first",
+        "m['content'].count('')",
+        "x in m",
+        "strftime_now('%Q%-')",
+        "raise_exception(1)",
+        "'' | list | min",
+        "'abc' | unique | join(m)",
+        "1 < 'a'",
+        "m < ns",
+    ]);
+    let piece = (0..20usize, expression).prop_map(|(shape, e)| match shape {
+        0 => "{% for m in messages %}".to_owned(),
+        1 => format!("{{% for m in {e} %}}"),
+        2 => "{% endfor %}".to_owned(),
+        3 => format!("{{% if {e} %}}"),
+        4 => "{% else %}".to_owned(),
+        5 => "{% endif %}".to_owned(),
+        6 => "{% set ns = namespace(s='a') %}".to_owned(),
+        7 => format!("{{% set ns.s = {e} %}}"),
+        8 => format!("{{% set x = {e} %}}"),
+        9 => format!("{{% macro f(m, x={e}) %}}"),
+        10 => "{% endmacro %}".to_owned(),
+        11 => format!("{{% call f({e}) %}}c{{% endcall %}}"),
+        12 => format!("{{% set x %}}a{{{{ {e} }}}}{{% endset %}}"),
+        13 => format!("{{% with m = {e} %}}w{{% endwith %}}"),
+        14 => format!("{{% set a, (b, c) = {e} %}}"),
+        15 => "{% filter upper %}u{% endfilter %}{% break %}".to_owned(),
+        _ => format!("{{{{ {e} }}}} "),
+    });
+    prop::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn no_template_panics(soup in template_soup(), cut in 0usize..400) {
+        let input = ChatInput::new(vec![ChatMessage::new("user", "hello"), ChatMessage::new("assistant", "é🚀")]);
+        let cut = soup.char_indices().map(|(at, _)| at).nth(cut).unwrap_or(soup.len());
+        for text in [&soup[..], &soup[..cut]] {
+            if let Err(error) = template(text).and_then(|t| t.render(&input)) {
+                prop_assert!(!error.to_string().contains("engine failed"), "{}", error);
+            }
+        }
+    }
 }

@@ -131,7 +131,7 @@ fn vocabularies_that_cannot_be_used_are_refused() {
         change(&mut vocabulary);
         Tokenizer::from_vocabulary(&vocabulary).map(|_| ()).unwrap_err()
     };
-    let cases: [(Change, &str); 9] = [
+    let cases: [(Change, &str); 10] = [
         (|v| v.model = "llama".into(), "\"llama\""),
         (|v| v.pre_tokenizer = "deepseek-coder".into(), "deepseek-coder"),
         (|v| v.kinds.truncate(3), "400 tokens and 3 kinds"),
@@ -141,11 +141,26 @@ fn vocabularies_that_cannot_be_used_are_refused() {
         (|v| v.merges.push("ab".into()), "\"ab\""),
         (|v| v.merges.push("a b c".into()), "\"a b c\""),
         (|v| v.merges.push("q Q".into()), "qQ"),
+        (|v| v.merges.push("<think> </think>".into()), "<think> </think>"),
     ];
     for (change, wanted) in cases {
         let message = refused(change).to_string();
         assert!(message.contains(wanted), "{message}");
     }
+}
+
+/// Merges that make a control token are passed over: such a token never comes out of text.
+#[test]
+fn control_tokens_are_never_merged() {
+    let mut vocabulary = tiny();
+    let (tokens, kinds) = (&mut vocabulary.tokens, &mut vocabulary.kinds);
+    tokens.push("qz".into());
+    kinds.push(TokenKind::Control);
+    vocabulary.merges.push("q z".into());
+    let tokenizer = Tokenizer::from_vocabulary(&vocabulary).unwrap();
+    assert_eq!(tokenizer.encode("qz", Specials::Parse).unwrap(), [400]);
+    let plain = tokenizer.encode("qz", Specials::Plain).unwrap();
+    assert_eq!((plain.len(), tokenizer.decode(&plain, ControlTokens::Hide)), (2, "qz".to_owned()));
 }
 
 #[test]
@@ -305,7 +320,7 @@ fn message_text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_stream_equals_the_whole(ids in prop::collection::vec(0u32..402, 0..40)) {
@@ -362,5 +377,36 @@ proptest! {
         let input = ChatInput::new(texts.iter().map(|text| ChatMessage::new("user", text.clone())).collect());
         let rendered = ChatTemplate::new(CHATML, TemplateSource::Model, "", "").unwrap().render(&input).unwrap();
         prop_assert_eq!(chat(CHATML, &input), TINY.encode(&rendered, Specials::Parse).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Vocabularies of a damaged file: refused or used, without panic.
+    #[test]
+    fn damaged_vocabularies_do_no_harm(
+        changes in prop::collection::vec((0usize..6, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..6),
+        text in "[a-z <é\n|]{0,20}",
+    ) {
+        let mut vocabulary = tiny();
+        for (kind, a, b) in changes {
+            let (tokens, merges) = (vocabulary.tokens.len(), vocabulary.merges.len());
+            match kind {
+                0 => vocabulary.tokens.swap(a.index(tokens), b.index(tokens)),
+                1 => vocabulary.tokens[a.index(tokens)] = vocabulary.tokens[b.index(tokens)].clone(),
+                2 => vocabulary.kinds[a.index(tokens)] = [TokenKind::Control, TokenKind::Unused, TokenKind::UserDefined][b.index(3)],
+                3 => vocabulary.merges.swap(a.index(merges), b.index(merges)),
+                4 => vocabulary.merges[a.index(merges)] = format!("{} {}", vocabulary.tokens[a.index(tokens)], vocabulary.tokens[b.index(tokens)]),
+                _ => vocabulary.tokens[a.index(tokens)].clear(),
+            }
+        }
+        if let Ok(tokenizer) = Tokenizer::from_vocabulary(&vocabulary) {
+            for specials in [Specials::Parse, Specials::Plain] {
+                let ids = tokenizer.encode(&text, specials).unwrap_or_default();
+                prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+                prop_assert!(specials == Specials::Parse || !ids.iter().any(|id| tokenizer.is_control(*id)));
+            }
+        }
     }
 }

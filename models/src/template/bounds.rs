@@ -182,6 +182,10 @@ pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
         Err(invalid("raise_exception").with_source(Raised(message)))
     });
     environment.remove_global("debug");
+    // The engine's own divides without looking.
+    environment.add_test("divisibleby", |value: i128, by: i128| -> Result<bool, Error> {
+        value.checked_rem(by).map(|rest| rest == 0).ok_or_else(|| invalid(format!("divisibleby {by}")))
+    });
 }
 
 fn install_operators(environment: &mut Environment<'_>, budget: &Arc<Budget>) {

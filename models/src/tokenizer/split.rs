@@ -160,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(128))]
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
         /// Against the published patterns, lookahead and all, in a backtracking engine.
         #[test]
         fn equals_the_published_patterns(text in r"([ \t\n\r\u{a0}]{1,3}|[a-c']{1,3}|[0-9]{1,4}|[!<é你🙂]|'(ll|S|re)){0,24}") {
