@@ -172,6 +172,12 @@ impl Stepper for Pipeline {
         logits: &mut HiddenRows,
         control: &Control,
     ) -> Result<(), RunError> {
+        if let Want::Each(flags) = want
+            && flags.len() != rows.len()
+        {
+            let reason = format!("wanted a flag for each of {} rows, found {}", rows.len(), flags.len());
+            return Err(RunError::BadRows { reason });
+        }
         logits.reset(want.count(rows.len()), self.vocab_size());
         let chunk_rows = self.capacity.rows_per_call.max(1) as usize;
         let mut at = 0;

@@ -75,6 +75,16 @@ fn only_wanted_rows_reach_the_head() {
 }
 
 #[test]
+fn flags_are_as_many_as_rows() {
+    let (mut pipeline, log) = three_stages();
+    for flags in [&[true][..], &[true; 3]] {
+        let error = pipeline.step(&rows(0..2), Want::Each(flags), &mut HiddenRows::new(), &Control::new());
+        assert!(matches!(error, Err(RunError::BadRows { .. })));
+    }
+    assert!(log.calls("first").is_empty());
+}
+
+#[test]
 fn a_head_alone_has_no_say_in_truncation() {
     let (mut pipeline, _) = three_stages();
     pipeline.step(&rows(0..5), Want::Nothing, &mut HiddenRows::new(), &Control::new()).unwrap();
