@@ -1,0 +1,2 @@
+//! AMD XDNA NPUs through the Linux `amdxdna` driver.
+pub mod format;
