@@ -5,6 +5,7 @@
 //! that nothing is lost in a round trip.
 
 mod bd;
+mod bd_fields;
 mod bits;
 mod channel;
 mod core_state;
