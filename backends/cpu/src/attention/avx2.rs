@@ -115,10 +115,18 @@ unsafe fn pass3(
     macro_rules! lane {
         ($at:literal, $a:literal, $b:literal, $c:literal) => {
             concat!(
-                "vcvtph2ps ymm15, [{rows} + ", $at, "]\n",
-                "vfmadd231ps ", $a, ", ymm15, ymm12\n",
-                "vfmadd231ps ", $b, ", ymm15, ymm13\n",
-                "vfmadd231ps ", $c, ", ymm15, ymm14\n",
+                "vcvtph2ps ymm15, [{rows} + ",
+                $at,
+                "]\n",
+                "vfmadd231ps ",
+                $a,
+                ", ymm15, ymm12\n",
+                "vfmadd231ps ",
+                $b,
+                ", ymm15, ymm13\n",
+                "vfmadd231ps ",
+                $c,
+                ", ymm15, ymm14\n",
             )
         };
     }
