@@ -92,13 +92,13 @@ impl ModelConfig {
     /// Width of all query heads together.
     #[must_use]
     pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
+        self.heads.saturating_mul(self.head_dim)
     }
 
     /// Width of all key (or value) heads together.
     #[must_use]
     pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
+        self.kv_heads.saturating_mul(self.head_dim)
     }
 
     /// Bytes of a KV cache of `positions` with `element_bytes` an element; also what decoding a token after `positions` reads

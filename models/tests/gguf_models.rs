@@ -138,7 +138,7 @@ fn declared_features_are_refused_by_name_unless_neutral() {
             assert_refused(key, with(key, &refused), &["model.gguf", &format!("llama.{key} = "), "supported: "]);
         assert!(matches!(error, ModelError::Unsupported { .. }), "{error}");
     }
-    assert_refused("unknown", with("warp_factor", &Meta::U32(9)), &["llama.warp_factor = 9", "not known"]);
+    assert_refused("unknown", with("warp_factor", &Meta::U32(9)), &["key \"llama.warp_factor\" = 9", "not supported"]);
     with("tensor_data_layout", &Meta::text("Meta AI original pth")).unwrap();
 }
 
@@ -154,6 +154,8 @@ fn files_of_other_kinds_are_refused_by_name() {
         tiny_model("llama").remove("general.architecture").open(),
         &["general.architecture is missing"],
     );
+    let endless = assert_refused("endless", with("general.type", Meta::text(&"x".repeat(100_000))), &["general.type"]);
+    assert!(endless.to_string().len() < 300, "messages clip what they quote");
     with("general.quantization_version", Meta::U32(2)).unwrap();
     with("split.count", Meta::U32(1)).unwrap();
 }

@@ -2,6 +2,7 @@
 
 use npuhal_models::WeightType;
 use npuhal_models::quant::{self, blocks};
+use proptest::prelude::*;
 use serde_json::Value;
 
 fn from_hex(text: &str) -> Vec<u8> {
@@ -84,6 +85,27 @@ fn accessors_state_the_same_elements() {
         assert_eq!(found, expected, "{weight_type}");
     }
     assert_eq!(checked, 8);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the bytes (scales that are infinite or no numbers among them), and however a row is cut into blocks.
+    #[test]
+    fn any_bytes_dequantize_block_by_block_as_in_one_piece(
+        weight_type in prop::sample::select(WeightType::ALL.to_vec()),
+        bytes in prop::collection::vec(any::<u8>(), 210 * 4),
+    ) {
+        let (len, size) = (weight_type.block_len(), weight_type.block_bytes());
+        let blocks = bytes.len() / size;
+        let mut whole = vec![0.0_f32; blocks * len];
+        quant::dequantize_row(weight_type, &bytes[..blocks * size], &mut whole).unwrap();
+        for (bytes, expected) in bytes.chunks_exact(size).zip(whole.chunks_exact(len)) {
+            let mut out = vec![0.0_f32; len];
+            quant::dequantize_row(weight_type, bytes, &mut out).unwrap();
+            prop_assert!(out.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())));
+        }
+    }
 }
 
 fn flat<const BYTES: usize>(bytes: &[u8], elements: impl Fn(&[u8; BYTES]) -> Vec<f32>) -> Vec<f32> {

@@ -254,7 +254,7 @@ fn check_file_kind(file: &GgufFile) -> Result<(), ModelError> {
     if let Some(kind) = file.string("general.type")?
         && kind != "model"
     {
-        return Err(file.unsupported(format!("general.type = {kind:?}"), "\"model\""));
+        return Err(file.unsupported(format!("general.type = {}", Value::String(kind)), "\"model\""));
     }
     if let Some(parts @ 2..) = file.unsigned("split.count")? {
         let feature = format!("a model split into {parts} files (split.count)");
@@ -337,7 +337,11 @@ fn check_features(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), ModelErro
         }
         match MUST_BE_NEUTRAL.iter().find(|(known, _)| *known == key) {
             Some((_, neutral)) => check_neutral(keys, key, &value, *neutral, config)?,
-            None => return Err(keys.unsupported(key, "none: the key is not known")),
+            None => {
+                let feature = format!("the metadata key {} = {value}", Value::String(full));
+                let supported = "the keys of the GGUF specification for a dense decoder".to_owned();
+                return Err(keys.file.unsupported(feature, supported));
+            }
         }
     }
     Ok(())

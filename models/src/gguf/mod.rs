@@ -371,7 +371,8 @@ impl GgufFile {
             // Cannot truncate: both are below the length of a mapping.
             (Some(start), Some(end)) if end <= self.len_bytes() => Ok(Some(start as usize..end as usize)),
             _ => Err(bad(format!(
-                "wanted data of {} elements of {weight_type} at offset {} after {}, found the end of the file at {}",
+                "wanted {} elements of {weight_type} at offset {} of the data, which starts at {}, found the end of the file at \
+                 {}: the file is damaged or cut short, fetch it again",
                 info.elements(),
                 info.offset_bytes,
                 self.data_start,
