@@ -24,6 +24,11 @@ pub trait DeviceFactory: Send + Sync {
     /// Kinds of device it looks for.
     fn generations(&self) -> &[Generation];
 
+    /// Whether it looks at the machine. A factory of virtual devices does not: that it found no hardware says nothing.
+    fn looks_for_hardware(&self) -> bool {
+        true
+    }
+
     /// The devices that are there. Cheap: no device is opened, nothing is sent to one.
     fn enumerate(&self) -> Vec<DeviceCard>;
 

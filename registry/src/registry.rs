@@ -365,6 +365,10 @@ impl DeviceFactory for StaticFactory {
         self.0.generations()
     }
 
+    fn looks_for_hardware(&self) -> bool {
+        self.0.looks_for_hardware()
+    }
+
     fn enumerate(&self) -> Vec<DeviceCard> {
         self.0.enumerate()
     }

@@ -9,7 +9,7 @@ use crate::factory::Unavailable;
 use crate::options::{Options, Prefer};
 use crate::registry::{Origin, RegisteredRoute, Registry, RegistryHost};
 use crate::route::{ANY_MODEL_TYPE, Decline, Fitness, OpenRequest, Reason, Route, RouteError, Service};
-use crate::uri::{DeviceChoice, DeviceUri};
+use crate::uri::{DeviceAddress, DeviceChoice, DeviceUri};
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::stage::Session;
 use npuhal_models::ModelSource;
@@ -61,10 +61,20 @@ pub struct FactoryReport {
     pub origin: Origin,
     /// What it looks for.
     pub generations: Vec<Generation>,
+    /// Whether it looked at the machine; a factory of virtual devices did not.
+    pub looks_for_hardware: bool,
     /// Devices it found.
     pub found: usize,
     /// Where it looked in vain; empty when it found something.
     pub absence: String,
+}
+
+impl FactoryReport {
+    /// Whether it looked for NPU hardware.
+    #[must_use]
+    pub fn looked_for_npus(&self) -> bool {
+        self.looks_for_hardware && self.generations.iter().any(|&kind| kind != Generation::Cpu)
+    }
 }
 
 /// Whether a device can be used.
@@ -282,6 +292,7 @@ pub fn survey_devices(registry: &Registry, device: &DeviceChoice) -> (Vec<Factor
             name: factory.name().to_owned(),
             origin: known.origin.clone(),
             generations: factory.generations().to_vec(),
+            looks_for_hardware: factory.looks_for_hardware(),
             found: cards.len(),
             absence: if cards.is_empty() { factory.absence() } else { String::new() },
         });
@@ -350,16 +361,7 @@ fn choose(
     }
     decision.routes = ask_routes(registry, model, request, &usable, pinned.as_deref());
     refuse_without_required(decision)?;
-    let winner = decision
-        .routes
-        .iter()
-        .enumerate()
-        .filter_map(|(index, report)| match &report.outcome {
-            RouteOutcome::Serves(service) => Some((index, report, service)),
-            _ => None,
-        })
-        .min_by(|a, b| compare(request.prefer, &usable, (a.1, a.2), (b.1, b.2)))
-        .map(|(index, _, service)| (index, service.clone()));
+    let winner = best(request.prefer, &usable, &decision.routes).map(|(index, service)| (index, service.clone()));
     let Some((index, service)) = winner else {
         return Err(no_winner(registry, decision, pinned));
     };
@@ -377,12 +379,11 @@ fn check_pin(uri: &DeviceUri, decision: &Decision) -> Result<(), SelectionProble
     let id = uri.id();
     match decision.devices.iter().find(|report| report.card.id == id) {
         None => {
-            let absences = decision.factories.iter().map(|factory| factory.absence.as_str());
-            let mut absence = absences.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
-            let is_npu = !matches!(uri.address, crate::uri::DeviceAddress::Cpu);
-            if is_npu && !decision.looked_for_npus() {
-                absence = "this build has no NPU backend".to_owned();
-            }
+            let absence = match &uri.address {
+                DeviceAddress::Npu(_) if !decision.looked_for_npus() => "this build has no NPU backend".to_owned(),
+                DeviceAddress::Npu(_) => decision.npu_absence(),
+                _ => String::new(),
+            };
             let found = decision.devices.iter().map(|report| report.card.id.as_str()).collect::<Vec<_>>();
             let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
             Err(SelectionProblem::NoSuchDevice { device: id, absence, found })
@@ -456,30 +457,34 @@ fn refuse_without_required(decision: &Decision) -> Result<(), SelectionProblem> 
     Ok(())
 }
 
-/// Better first.
-fn compare(
-    prefer: Option<Prefer>,
-    cards: &[DeviceCard],
-    a: (&RouteReport, &Service),
-    b: (&RouteReport, &Service),
-) -> Ordering {
-    let preferred = match prefer {
-        None => Ordering::Equal,
-        Some(Prefer::Npu) => is_npu(b.1, cards).cmp(&is_npu(a.1, cards)),
-        Some(Prefer::Speed) => compare_speed(a.1, b.1),
-        Some(Prefer::Context) => b.1.window.cmp(&a.1.window),
+/// The best of the routes that serve.
+fn best<'a>(prefer: Option<Prefer>, cards: &[DeviceCard], routes: &'a [RouteReport]) -> Option<(usize, &'a Service)> {
+    let serving = || {
+        routes.iter().enumerate().filter_map(|(index, report)| match &report.outcome {
+            RouteOutcome::Serves(service) => Some((index, report, service)),
+            _ => None,
+        })
     };
-    preferred
-        .then_with(|| b.0.origin.precedence().cmp(&a.0.origin.precedence()))
-        .then_with(|| b.1.speed.cmp(&a.1.speed))
-        .then_with(|| a.0.name.cmp(&b.0.name))
+    // Figures are compared only where every candidate has one: a mixed order would not be an order.
+    let by_figures = serving().all(|(_, _, service)| service.expected.is_some());
+    let compare = |a: (&RouteReport, &Service), b: (&RouteReport, &Service)| {
+        let preferred = match prefer {
+            None => Ordering::Equal,
+            Some(Prefer::Npu) => is_npu(b.1, cards).cmp(&is_npu(a.1, cards)),
+            Some(Prefer::Speed) if by_figures => figure(b.1).total_cmp(&figure(a.1)),
+            Some(Prefer::Speed) => b.1.speed.cmp(&a.1.speed),
+            Some(Prefer::Context) => b.1.window.cmp(&a.1.window),
+        };
+        preferred
+            .then_with(|| b.0.origin.precedence().cmp(&a.0.origin.precedence()))
+            .then_with(|| b.1.speed.cmp(&a.1.speed))
+            .then_with(|| a.0.name.cmp(&b.0.name))
+    };
+    serving().min_by(|a, b| compare((a.1, a.2), (b.1, b.2))).map(|(index, _, service)| (index, service))
 }
 
-fn compare_speed(a: &Service, b: &Service) -> Ordering {
-    match (a.expected, b.expected) {
-        (Some(a), Some(b)) => b.tokens_per_second.total_cmp(&a.tokens_per_second),
-        _ => b.speed.cmp(&a.speed),
-    }
+fn figure(service: &Service) -> f64 {
+    service.expected.map_or(0.0, |expected| expected.tokens_per_second)
 }
 
 fn trade_offs(decision: &Decision, winner: usize, service: &Service) -> Vec<String> {
@@ -574,7 +579,13 @@ impl Decision {
     /// Whether any factory looks for NPU hardware.
     #[must_use]
     pub fn looked_for_npus(&self) -> bool {
-        self.factories.iter().any(|factory| factory.generations.iter().any(|&kind| kind != Generation::Cpu))
+        self.factories.iter().any(FactoryReport::looked_for_npus)
+    }
+
+    /// Where NPU hardware was looked for in vain.
+    fn npu_absence(&self) -> String {
+        let looked = self.factories.iter().filter(|factory| factory.looked_for_npus() && !factory.absence.is_empty());
+        looked.map(|factory| factory.absence.as_str()).collect::<Vec<_>>().join("; ")
     }
 
     /// One line: what was found, what is used.
@@ -617,9 +628,7 @@ impl Decision {
             return statements.join("; ");
         }
         if self.looked_for_npus() {
-            let absences = self.factories.iter().map(|factory| factory.absence.as_str());
-            let absences = absences.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
-            return format!("no NPU found{}", in_brackets(&absences));
+            return format!("no NPU found{}", in_brackets(&self.npu_absence()));
         }
         match &self.npu_presence {
             NpuPresence::NotChecked => "this build has no NPU backend".to_owned(),

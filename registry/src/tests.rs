@@ -2,13 +2,16 @@
 
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::{Options, Prefer};
-use crate::registry::{Origin, Registry, RegistryError};
-use crate::route::{Decline, Fitness, OpenRequest, Reason, Route, RouteError, Service, SpeedClass};
+use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
+use crate::route::{
+    Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
+};
 use crate::selection::{
     Choice, DeviceCheck, NpuPresence, Request, RouteOutcome, SelectionError, SelectionProblem, select,
 };
+use crate::span::SegmentSpan;
 use crate::uri::{DeviceChoice, DeviceUri};
-use npuhal_core::card::{DeviceCard, Generation};
+use npuhal_core::card::{Claim, DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
 use npuhal_core::stage::Session;
@@ -77,6 +80,10 @@ impl DeviceFactory for FakeFactory {
         std::slice::from_ref(&self.generation)
     }
 
+    fn looks_for_hardware(&self) -> bool {
+        self.name != "virtual"
+    }
+
     fn enumerate(&self) -> Vec<DeviceCard> {
         self.cards.clone()
     }
@@ -107,6 +114,7 @@ struct FakeRoute {
     devices: &'static [&'static str],
     window: u32,
     speed: SpeedClass,
+    tokens_per_second: Option<f64>,
     decline: Option<Decline>,
 }
 
@@ -131,7 +139,9 @@ impl Route for FakeRoute {
                 window: self.window,
                 placement: Vec::new(),
                 speed: self.speed,
-                expected: None,
+                expected: self
+                    .tokens_per_second
+                    .map(|tokens_per_second| ExpectedSpeed { tokens_per_second, claim: Claim::Modelled }),
                 memory_bytes: None,
                 detail: if *id == "cpu" { "AVX2, 2 threads, numerics fast".to_owned() } else { String::new() },
             }),
@@ -150,6 +160,7 @@ fn cpu() -> FakeRoute {
         devices: &["cpu"],
         window: 8192,
         speed: SpeedClass::Cpu,
+        tokens_per_second: None,
         decline: None,
     }
 }
@@ -161,6 +172,7 @@ fn engine() -> FakeRoute {
         devices: &["npu1", "virtual:npu1"],
         window: 64,
         speed: SpeedClass::Engine,
+        tokens_per_second: None,
         decline: None,
     }
 }
@@ -172,12 +184,21 @@ fn lane() -> FakeRoute {
         devices: &["npu5", "virtual:npu5"],
         window: 2048,
         speed: SpeedClass::Lane,
+        tokens_per_second: None,
         decline: None,
     }
 }
 
 fn private(name: &'static str, decline: Option<Decline>) -> FakeRoute {
-    FakeRoute { name, types: &["llama"], devices: &["cpu"], window: 512, speed: SpeedClass::Reference, decline }
+    FakeRoute {
+        name,
+        types: &["llama"],
+        devices: &["cpu"],
+        window: 512,
+        speed: SpeedClass::Reference,
+        tokens_per_second: None,
+        decline,
+    }
 }
 
 /// A machine with the given NPUs, a CPU and two virtual NPUs.
@@ -334,10 +355,12 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
     let pinned = ask(&registry, "llama", "cpu", None, 0).unwrap();
     assert_eq!(pinned.decision.line(), "using the CPU (AVX2, 2 threads, numerics fast)");
 
+    // Without a driver backend; the factory of virtual NPUs has not looked at the machine.
     let mut without = Registry::new();
-    let cards = vec![card("cpu", Generation::Cpu)];
-    let factory = FakeFactory { name: "cpu", generation: Generation::Cpu, cards, broken: Vec::new() };
-    without.add_factory(Arc::new(factory), Origin::BuiltIn, "npuhal-test").unwrap();
+    for (name, generation, id) in [("cpu", Generation::Cpu, "cpu"), ("virtual", Generation::Xdna1, "virtual:npu1")] {
+        let factory = FakeFactory { name, generation, cards: vec![card(id, generation)], broken: Vec::new() };
+        without.add_factory(Arc::new(factory), Origin::BuiltIn, "npuhal-test").unwrap();
+    }
     without.add_route(Arc::new(cpu()), Origin::BuiltIn, "npuhal-test").unwrap();
     let line = |npu_presence: NpuPresence| {
         let request = Request { npu_presence, ..Request::default() };
@@ -350,7 +373,15 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
         present.starts_with("an NPU is present (PCI device 1022:17f0), but this build has no backend for it; using")
     );
     let error = ask(&without, "llama", "npu5", None, 0).unwrap_err();
-    assert_eq!(error.to_string(), "there is no device 'npu5' (this build has no NPU backend); found: cpu");
+    assert_eq!(
+        error.to_string(),
+        "there is no device 'npu5' (this build has no NPU backend); found: cpu, virtual:npu1"
+    );
+    let error = ask(&registry, "llama", "npu5", None, 0).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no device 'npu5' (no /dev/accel/accel* node); found: cpu, virtual:npu1, virtual:npu5"
+    );
 }
 
 #[test]
@@ -455,4 +486,43 @@ fn submitted_entries_are_collected_with_the_host_s_origin() {
     let origin = |built_in: &[&str]| Registry::collect(built_in).unwrap().route("submitted").unwrap().origin.clone();
     assert_eq!(origin(&["npuhal-registry"]), Origin::BuiltIn);
     assert_eq!(origin(&[]), Origin::LinkedAddOn { package: "npuhal-registry".to_owned() });
+}
+
+#[test]
+fn the_host_opens_devices_and_segments_by_name() {
+    let registry = machine(&["npu1"], &[]);
+    let uri: DeviceUri = "npu1?fault=timeout".parse().unwrap();
+    let host = RegistryHost::new(&registry, Some(&uri));
+    assert_eq!(host.pinned(), Some(&uri));
+    let error = |result: Result<Box<dyn Device>, RouteError>| result.err().map(|error| error.to_string());
+    assert_eq!(error(host.open_device("npu1")).unwrap(), "npu1 does not support opening", "it reached the factory");
+    assert_eq!(
+        error(host.open_device("npu6")).unwrap(),
+        "there is no device 'npu6'; found: npu1, cpu, virtual:npu1, virtual:npu5"
+    );
+    let (model, options) = (model("llama"), Options::default());
+    let segment = |route: &str| {
+        let span = SegmentSpan::whole(model.config());
+        let request = SegmentRequest { model: &model, span, options: &options, positions: None };
+        host.open_segment(route, request).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert_eq!(segment("cpu"), "route cpu runs whole models only; asked for layers 0..4");
+    assert_eq!(segment("gpu"), "there is no route 'gpu'; known routes: cpu, xdna1-engine, xdna2-lane");
+}
+
+#[test]
+fn speed_goes_by_figures_only_where_all_have_one() {
+    let machine = |cpu_speed: Option<f64>| {
+        let mut registry = Registry::new();
+        factories(&mut registry, &["npu1"], &[]);
+        let cpu = FakeRoute { tokens_per_second: cpu_speed, ..cpu() };
+        let engine = FakeRoute { tokens_per_second: Some(100.0), ..engine() };
+        for route in [cpu, engine] {
+            registry.add_route(Arc::new(route), Origin::BuiltIn, "npuhal-test").unwrap();
+        }
+        registry
+    };
+    assert_eq!(winner(&machine(Some(300.0)), "llama", "auto", Some(Prefer::Speed), 16), "cpu on cpu");
+    assert_eq!(winner(&machine(Some(30.0)), "llama", "auto", Some(Prefer::Speed), 16), "xdna1-engine on npu1");
+    assert_eq!(winner(&machine(None), "llama", "auto", Some(Prefer::Speed), 16), "xdna1-engine on npu1");
 }
