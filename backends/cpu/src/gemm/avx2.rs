@@ -14,6 +14,7 @@ use crate::table::PanelKernel;
 use npuhal_models::WeightType;
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
     match weight_type {
@@ -70,6 +71,10 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8])
         fetched = wanted.next_multiple_of(64);
     }
 }
+
+// The numbers written out in the assembly.
+const _: () = assert!(PANEL_BLOCK_BYTES == 1152 && size_of::<WideBlock>() == 80);
+const _: () = assert!(offset_of!(WideBlock, d) == 64 && offset_of!(WideBlock, s) == 68);
 
 #[repr(C, align(32))]
 struct Sums([f32; 3 * PANEL_ROWS]);
