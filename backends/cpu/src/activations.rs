@@ -86,7 +86,7 @@ impl Activations {
         Self::default()
     }
 
-    /// Makes room for `rows` × `cols` in `forms`. Contents are undefined until the quantizing pass filled them.
+    /// Makes room for `rows` × `cols` in `forms`. Contents are undefined until [`Activations::fill`].
     pub fn reset(&mut self, rows: usize, cols: usize, forms: Forms) {
         (self.rows, self.cols, self.forms) = (rows, cols, forms);
         let blocks = rows * (cols / BLOCK);

@@ -97,7 +97,8 @@ impl Pool {
     }
 
     /// Runs `job(share)` once for each share, numbered from 0 to the number of threads, and returns when all are done. Shares
-    /// may run on any thread and one after the other. Denormals are flushed meanwhile ([`FlushDenormals`]).
+    /// may run on any thread and one after the other. Denormals are flushed meanwhile ([`FlushDenormals`]). Jobs of one
+    /// pool take turns; a job must not run another one.
     ///
     /// # Errors
     /// [`JobPanicked`].

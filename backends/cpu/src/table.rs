@@ -10,7 +10,7 @@ use npuhal_models::WeightType;
 /// Product of a run of groups with one input row.
 pub type GemvKernel = unsafe fn(&GemvJob);
 /// Product of one panel of groups with many input rows.
-pub type PanelKernel = unsafe fn(&PanelJob, &mut [u8]);
+pub type PanelKernel = unsafe fn(&PanelJob<'_>, &mut [u8]);
 /// Attention of some query heads over one page of the KV cache.
 pub type ChunkKernel = unsafe fn(&ChunkJob);
 

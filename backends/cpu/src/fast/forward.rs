@@ -9,6 +9,7 @@ use crate::gemv;
 use crate::kv;
 use crate::memory::{Scratch, Shared};
 use crate::packed::PackedMatrix;
+use crate::packed::decode::is_quantized;
 use crate::pool::{JobPanicked, Pool};
 use crate::table::KernelTable;
 use npuhal_core::error::RunError;
@@ -253,9 +254,15 @@ impl FastSegment {
     }
 }
 
+/// Whether products of `rows` input rows with all of `matrices` go through GEMV. The bits are the same either way.
+fn by_gemv<const N: usize>(rows: usize, matrices: [&PackedMatrix; N]) -> bool {
+    let quantized = || matrices.iter().all(|matrix| is_quantized(matrix.weight_type()));
+    rows == 1 || rows <= gemv::FEW_ROWS && quantized()
+}
+
 /// The forms of an input of `rows` rows that the products with all of `matrices` read.
 fn forms_of<const N: usize>(rows: usize, matrices: [&PackedMatrix; N]) -> Forms {
-    let forms = if rows == 1 { gemv::forms } else { gemm::forms };
+    let forms = if by_gemv(rows, matrices) { gemv::forms } else { gemm::forms };
     matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type())))
 }
 
@@ -267,7 +274,7 @@ fn product<const N: usize>(
     outs: [&mut [f32]; N],
     panels: &mut Panels,
 ) -> Result<(), JobPanicked> {
-    if input.rows() == 1 {
+    if by_gemv(input.rows(), matrices) {
         gemv::run(pool, table, matrices, input, outs)
     } else {
         gemm::run(pool, table, matrices, input, outs, panels)

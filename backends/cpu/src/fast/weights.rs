@@ -96,18 +96,11 @@ impl Weights {
             None
         };
         let packed_bytes = packer.len_bytes();
-        let mut packed = packer.pack(pool)?.into_iter();
-        let mut layers = Vec::with_capacity(norms.len());
-        for norms in norms {
-            // The packer hands back as many as were added, in the same order.
-            let (Some(q), Some(k), Some(v), Some(o)) = (packed.next(), packed.next(), packed.next(), packed.next())
-            else {
-                break;
-            };
-            let (Some(gate), Some(up), Some(down)) = (packed.next(), packed.next(), packed.next()) else { break };
-            layers.push(norms.with(q, k, v, o, gate, up, down));
-        }
-        let head = packed.next();
+        let packed = packer.pack(pool)?;
+        // Seven matrices a layer, then the head, if it is here.
+        let (of_layers, rest) = packed.as_chunks::<{ MATRICES.len() }>();
+        let layers = norms.into_iter().zip(of_layers).map(|(norms, matrices)| norms.with(matrices.clone())).collect();
+        let head = rest.first().cloned();
         let embedding = match (mapped, &head) {
             (Some(tensor), _) => Some(Embedding::Mapped(tensor)),
             (None, Some(head)) if span.has_embedding() => Some(Embedding::Tied(head.clone())),
@@ -154,16 +147,9 @@ impl Norms {
         })
     }
 
-    fn with(
-        self,
-        q: PackedMatrix,
-        k: PackedMatrix,
-        v: PackedMatrix,
-        o: PackedMatrix,
-        gate: PackedMatrix,
-        up: PackedMatrix,
-        down: PackedMatrix,
-    ) -> LayerWeights {
+    /// With the layer's matrices, in the order of [`MATRICES`].
+    fn with(self, matrices: [PackedMatrix; MATRICES.len()]) -> LayerWeights {
+        let [q, k, v, o, gate, up, down] = matrices;
         LayerWeights {
             input_norm: self.input,
             q,

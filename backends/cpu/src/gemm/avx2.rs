@@ -14,6 +14,7 @@ use crate::table::PanelKernel;
 use npuhal_models::WeightType;
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
     match weight_type {
@@ -30,7 +31,7 @@ pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
 /// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results; `scratch` holds
 /// a panel block for every 32 input features.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob, scratch: &mut [u8]) {
+unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8]) {
     let blocks = job.cols / BLOCK;
     assert!(scratch.len() >= blocks * PANEL_BLOCK_BYTES && blocks > 0);
     let panel = scratch.as_mut_ptr();
@@ -39,7 +40,7 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob, scratch: &mut [u8]) {
         unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
     }
     let mut sums = Sums([0.0; 3 * PANEL_ROWS]);
-    let mut token = 0;
+    let (mut token, mut fetched) = (0, 0);
     while token < job.tokens {
         let left = job.tokens - token;
         // Three at a time; four are left as two and two.
@@ -54,12 +55,26 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob, scratch: &mut [u8]) {
             }
             for (index, sums) in sums.0.chunks_exact(PANEL_ROWS).take(count).enumerate() {
                 let out = job.out.add((token + index) * job.stride);
-                std::ptr::copy_nonoverlapping(sums.as_ptr(), out, job.rows);
+                if job.rows == PANEL_ROWS {
+                    std::ptr::copy_nonoverlapping(sums.as_ptr(), out, PANEL_ROWS);
+                } else {
+                    std::ptr::copy_nonoverlapping(sums.as_ptr(), out, job.rows);
+                }
             }
         }
         token += count;
+        // The next panel comes to the cache while this one is worked on.
+        let wanted = job.following.len() * token / job.tokens;
+        for at in (fetched..wanted).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T1>(job.following[at..].as_ptr().cast());
+        }
+        fetched = wanted.next_multiple_of(64);
     }
 }
+
+// The numbers written out in the assembly.
+const _: () = assert!(PANEL_BLOCK_BYTES == 1152 && size_of::<WideBlock>() == 80);
+const _: () = assert!(offset_of!(WideBlock, d) == 64 && offset_of!(WideBlock, s) == 68);
 
 #[repr(C, align(32))]
 struct Sums([f32; 3 * PANEL_ROWS]);
@@ -379,7 +394,7 @@ macro_rules! plain {
         /// # Safety
         /// As the quantized kernel; no scratch is used.
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(job: &PanelJob, _: &mut [u8]) {
+        unsafe fn $name(job: &PanelJob<'_>, _: &mut [u8]) {
             for first in (0..job.rows).step_by(GROUP_ROWS) {
                 let rows = GROUP_ROWS.min(job.rows - first);
                 let mut token = 0;

@@ -24,7 +24,7 @@ pub const PANEL_BLOCK_BYTES: usize = 1152;
 
 /// One panel, all input rows.
 #[derive(Debug)]
-pub struct PanelJob {
+pub struct PanelJob<'a> {
     pub(crate) weight_type: WeightType,
     pub(crate) groups: *const u8,
     pub(crate) group_bytes: usize,
@@ -38,6 +38,8 @@ pub struct PanelJob {
     pub(crate) out: *mut f32,
     /// Elements between the results of two input rows.
     pub(crate) stride: usize,
+    /// Where this thread's next panel lies; empty for the last one. A hint.
+    pub(crate) following: &'a [u8],
 }
 
 /// The forms of its input that the GEMM kernel of a type reads.
@@ -94,27 +96,19 @@ pub fn run<const N: usize>(
     let scratch_bytes = input.cols().div_ceil(32) * PANEL_BLOCK_BYTES;
     panels.reserve(pool.threads(), scratch_bytes);
     let scratch = Shared::new(&mut panels.scratch);
-    let counts = matrices.map(|matrix| matrix.rows().div_ceil(PANEL_ROWS));
-    let total: usize = counts.iter().sum();
+    let total: usize = matrices.iter().map(|matrix| matrix.rows().div_ceil(PANEL_ROWS)).sum();
     let next = AtomicUsize::new(0);
     pool.run(&|thread| {
         // SAFETY: one scratch a thread.
         let scratch = unsafe { &mut scratch.slice(thread, 1)[0] }.get_mut::<u8>(scratch_bytes);
-        loop {
-            let mut panel = next.fetch_add(1, Ordering::Relaxed);
-            if panel >= total {
-                return;
-            }
-            let mut index = 0;
-            while panel >= counts[index] {
-                panel -= counts[index];
-                index += 1;
-            }
-            let matrix = matrices[index];
-            let row = panel * PANEL_ROWS;
+        let mut panel = next.fetch_add(1, Ordering::Relaxed);
+        while panel < total {
+            let following = next.fetch_add(1, Ordering::Relaxed);
+            let (matrix, out, index) = place(&matrices, &outs, panel);
+            let row = index * PANEL_ROWS;
             let job = PanelJob {
                 weight_type: matrix.weight_type(),
-                groups: matrix.group(2 * panel).as_ptr(),
+                groups: matrix.group(2 * index).as_ptr(),
                 group_bytes: matrix.group_bytes(),
                 rows: PANEL_ROWS.min(matrix.rows() - row),
                 cols: matrix.cols(),
@@ -122,11 +116,37 @@ pub fn run<const N: usize>(
                 wide: input.wide().as_ptr(),
                 dense: input.dense().as_ptr(),
                 // SAFETY: `row` is a row of the matrix, so inside the output.
-                out: unsafe { outs[index].ptr().add(row) },
+                out: unsafe { out.ptr().add(row) },
                 stride: matrix.rows(),
+                following: if following < total { panel_bytes(&matrices, &outs, following) } else { &[] },
             };
             // SAFETY: lengths and forms were checked; each panel, so each set of rows, is taken once.
             unsafe { (table.panel)(matrix.weight_type())(&job, scratch) };
+            panel = following;
         }
     })
+}
+
+/// The matrix and output that panel `panel` of all belongs to, and its number there.
+fn place<'a, const N: usize>(
+    matrices: &[&'a PackedMatrix; N],
+    outs: &[Shared<f32>; N],
+    mut panel: usize,
+) -> (&'a PackedMatrix, Shared<f32>, usize) {
+    let mut index = 0;
+    while index + 1 < N && panel >= matrices[index].rows().div_ceil(PANEL_ROWS) {
+        panel -= matrices[index].rows().div_ceil(PANEL_ROWS);
+        index += 1;
+    }
+    (matrices[index], outs[index], panel)
+}
+
+fn panel_bytes<'a, const N: usize>(
+    matrices: &[&'a PackedMatrix; N],
+    outs: &[Shared<f32>; N],
+    panel: usize,
+) -> &'a [u8] {
+    let (matrix, _, index) = place(matrices, outs, panel);
+    let start = 2 * index * matrix.group_bytes();
+    &matrix.bytes()[start..matrix.bytes().len().min(start + 2 * matrix.group_bytes())]
 }

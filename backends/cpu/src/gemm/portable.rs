@@ -15,7 +15,7 @@ pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
 
 /// # Safety
 /// The job's pointers cover the groups of its rows, its input rows and its results.
-unsafe fn quantized(job: &PanelJob, _: &mut [u8]) {
+unsafe fn quantized(job: &PanelJob<'_>, _: &mut [u8]) {
     let blocks = job.cols / BLOCK;
     let mut decoded = vec![DecodedBlock::ZERO; blocks];
     for first in (0..job.rows).step_by(GROUP_ROWS) {
@@ -39,7 +39,7 @@ unsafe fn quantized(job: &PanelJob, _: &mut [u8]) {
 
 /// # Safety
 /// As [`quantized`].
-unsafe fn plain(job: &PanelJob, _: &mut [u8]) {
+unsafe fn plain(job: &PanelJob<'_>, _: &mut [u8]) {
     for first in (0..job.rows).step_by(GROUP_ROWS) {
         // SAFETY: the group of row `first`.
         let group = unsafe { group_of(job, first) };
@@ -55,14 +55,14 @@ unsafe fn plain(job: &PanelJob, _: &mut [u8]) {
 
 /// # Safety
 /// As [`quantized`]; `first` is a row of the panel.
-unsafe fn group_of<'a>(job: &PanelJob, first: usize) -> &'a [u8] {
+unsafe fn group_of<'a>(job: &PanelJob<'_>, first: usize) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts(job.groups.add(first / GROUP_ROWS * job.group_bytes), job.group_bytes) }
 }
 
 /// # Safety
 /// As [`quantized`]; `first` is a row of the panel.
-unsafe fn store(job: &PanelJob, first: usize, token: usize, sums: &[f32; GROUP_ROWS]) {
+unsafe fn store(job: &PanelJob<'_>, first: usize, token: usize, sums: &[f32; GROUP_ROWS]) {
     let rows = GROUP_ROWS.min(job.rows - first);
     // SAFETY: `rows` results from `first` on lie in this token's row.
     unsafe { std::slice::from_raw_parts_mut(job.out.add(token * job.stride + first), rows) }

@@ -20,7 +20,7 @@ pub(super) const MINIMA: usize = 1088;
 /// # Safety
 /// The processor has AVX2; the group is readable; the panel has a block for every 32 input features.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(job: &PanelJob, group: *const u8, panel: *mut u8, lane: usize) {
+pub(super) unsafe fn unpack(job: &PanelJob<'_>, group: *const u8, panel: *mut u8, lane: usize) {
     // SAFETY: all of the caller's promise.
     unsafe {
         let panel = panel.add(32 * lane);

@@ -1,16 +1,23 @@
-//! Decode: products of a matrix with one row.
+//! Decode: products of a matrix with one row, or with few.
+//!
+//! Few rows go one after the other over a part of the matrix that stays in cache; up to [`FEW_ROWS`] that beats unpacking.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 pub(crate) mod portable;
 
-use crate::activations::{Activations, Forms, SplitBlock, WideBlock};
+use crate::activations::{Activations, BLOCK, Forms, SplitBlock, WideBlock};
 use crate::memory::Shared;
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
 use crate::table::KernelTable;
 use npuhal_models::WeightType;
 use std::ops::Range;
+
+/// Input rows up to which quantized matrices go through GEMV rather than GEMM.
+pub const FEW_ROWS: usize = 8;
+/// Bytes of weights that several input rows share before the next part.
+const PART_BYTES: usize = 64 << 10;
 
 /// What a GEMV kernel works on: `count` groups that follow each other, and one input row.
 #[derive(Debug)]
@@ -38,15 +45,14 @@ pub fn forms(weight_type: WeightType) -> Forms {
     }
 }
 
-/// Several matrices times the one row of `input`; matrix `i` writes `outs[i]`. Each thread takes one contiguous part of all
-/// groups, by bytes, so that it reads one sequential stream.
+/// Several matrices times the rows of `input`; matrix `i` writes `outs[i]`, input row after input row. Each thread takes one
+/// contiguous part of all groups, by bytes, so that it reads one sequential stream.
 ///
 /// # Errors
 /// [`JobPanicked`].
 ///
 /// # Panics
-/// When `input` has not one row of fitting length in the forms of every matrix, or an output is not as long as its matrix
-/// has rows.
+/// When `input` is not in the forms of every matrix, or an output is not rows of the input × rows of its matrix long.
 #[allow(unsafe_code, reason = "threads write disjoint rows of the outputs")]
 pub fn run<const N: usize>(
     pool: &Pool,
@@ -56,9 +62,9 @@ pub fn run<const N: usize>(
     outs: [&mut [f32]; N],
 ) -> Result<(), JobPanicked> {
     let wanted = matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type())));
-    assert!(input.rows() == 1 && input.forms().or(wanted) == input.forms(), "input forms {:?}", input.forms());
+    assert!(input.forms().or(wanted) == input.forms(), "input forms {:?}", input.forms());
     for (matrix, out) in matrices.iter().zip(&outs) {
-        assert!(matrix.cols() == input.cols() && matrix.rows() == out.len());
+        assert!(matrix.cols() == input.cols() && matrix.rows() * input.rows() == out.len());
     }
     let outs = outs.map(Shared::new);
     let total: usize = matrices.iter().map(|matrix| matrix.bytes().len()).sum();
@@ -70,8 +76,14 @@ pub fn run<const N: usize>(
             let groups = groups_within(matrix, before, &share);
             before += matrix.bytes().len();
             if !groups.is_empty() {
-                // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
-                unsafe { run_groups(table, matrix, groups, input, *out) };
+                let part = if input.rows() == 1 { groups.len() } else { (PART_BYTES / matrix.group_bytes()).max(1) };
+                for first in groups.clone().step_by(part) {
+                    for row in 0..input.rows() {
+                        let part = first..groups.end.min(first + part);
+                        // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
+                        unsafe { run_groups(table, matrix, part, input, row, *out) };
+                    }
+                }
             }
         }
     })
@@ -84,38 +96,42 @@ fn groups_within(matrix: &PackedMatrix, before: usize, share: &Range<usize>) -> 
 }
 
 /// # Safety
-/// `out` has the matrix's rows, `input` has the forms its kernel reads, and no other thread works on these groups.
+/// `out` has the matrix's rows for each input row, and no other thread works on these groups.
 #[allow(unsafe_code, reason = "raw parts of the outputs")]
 unsafe fn run_groups(
     table: &KernelTable,
     matrix: &PackedMatrix,
     groups: Range<usize>,
     input: &Activations,
+    row: usize,
     out: Shared<f32>,
 ) {
+    let blocks = input.cols() / BLOCK;
+    // SAFETY: row `row` of the output.
+    let out = unsafe { out.slice(row * matrix.rows(), matrix.rows()) };
     let kernel = (table.gemv)(matrix.weight_type());
     let job = |groups: Range<usize>, out: *mut f32| GemvJob {
         weight_type: matrix.weight_type(),
         groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
         count: groups.len(),
         cols: matrix.cols(),
-        split: input.split().as_ptr(),
-        wide: input.wide().as_ptr(),
-        dense: input.dense().as_ptr(),
+        // Empty where the kernel does not read the form.
+        split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
+        wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
+        dense: input.dense().get(row * input.cols()..).unwrap_or_default().as_ptr(),
         out,
     };
     let whole = groups.start..groups.end.min(matrix.rows() / GROUP_ROWS);
     if !whole.is_empty() {
-        // SAFETY: eight rows for each whole group lie in the output.
-        unsafe { kernel(&job(whole.clone(), out.ptr().add(whole.start * GROUP_ROWS))) };
+        let out = &mut out[whole.start * GROUP_ROWS..whole.end * GROUP_ROWS];
+        // SAFETY: eight results for each whole group.
+        unsafe { kernel(&job(whole.clone(), out.as_mut_ptr())) };
     }
     if whole.end < groups.end {
         let mut last = [0.0; GROUP_ROWS];
         let rows = matrix.rows() % GROUP_ROWS;
-        // SAFETY: the kernel writes eight results to `last`; the remaining rows lie at the end of the output.
-        unsafe {
-            kernel(&job(groups.end - 1..groups.end, last.as_mut_ptr()));
-            out.slice(matrix.rows() - rows, rows).copy_from_slice(&last[..rows]);
-        }
+        // SAFETY: the kernel writes eight results to `last`.
+        unsafe { kernel(&job(groups.end - 1..groups.end, last.as_mut_ptr())) };
+        out[matrix.rows() - rows..].copy_from_slice(&last[..rows]);
     }
 }

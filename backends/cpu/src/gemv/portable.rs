@@ -3,7 +3,7 @@
 
 use super::GemvJob;
 use crate::activations::{BLOCK, WideBlock};
-use crate::packed::decode::{DecodedBlock, block, is_quantized};
+use crate::packed::decode::{DecodedBlock, block, has_minimum, is_quantized};
 use crate::packed::{GROUP_ROWS, group_bytes};
 use crate::table::GemvKernel;
 use npuhal_core::dtype::{bf16_value, f16_value};
@@ -55,13 +55,42 @@ pub(crate) fn accumulate(
     input: &WideBlock,
     sums: &mut [f32; GROUP_ROWS],
 ) {
+    let has_minimum = has_minimum(weight_type);
     for lane in 0..GROUP_ROWS {
-        let dot: i32 = weights.codes[lane].iter().zip(&input.v).map(|(&w, &v)| i32::from(w) * i32::from(v)).sum();
+        let dot = dot(&weights.codes[lane], &input.v);
         sums[lane] = (dot as f32).mul_add(weights.scale[lane] * input.d, sums[lane]);
-        if crate::packed::decode::has_minimum(weight_type) {
+        if has_minimum {
             sums[lane] = weights.minimum[lane].mul_add(input.s, sums[lane]);
         }
     }
+}
+
+/// Exact: at most `32 × 4096 × 16256`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn dot(codes: &[i16; BLOCK], input: &[i16; BLOCK]) -> i32 {
+    use std::arch::x86_64::*;
+    // SAFETY: SSE2 is part of the architecture's baseline; each load is eight of the 32 elements.
+    unsafe {
+        let product = |at: usize| {
+            let codes = _mm_loadu_si128(codes.as_ptr().add(at).cast());
+            _mm_madd_epi16(codes, _mm_loadu_si128(input.as_ptr().add(at).cast()))
+        };
+        let sum = _mm_add_epi32(_mm_add_epi32(product(0), product(8)), _mm_add_epi32(product(16), product(24)));
+        let sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b01_00_11_10));
+        _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b10_11_00_01)))
+    }
+}
+
+/// Exact: at most `32 × 4096 × 16256`.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn dot(codes: &[i16; BLOCK], input: &[i16; BLOCK]) -> i32 {
+    let mut sum = 0;
+    for k in 0..BLOCK {
+        sum += i32::from(codes[k]) * i32::from(input[k]);
+    }
+    sum
 }
 
 /// # Safety

@@ -39,9 +39,20 @@ pub const fn is_quantized(weight_type: WeightType) -> bool {
 
 /// Decodes block `block` (32 input features) of a group of a quantized type.
 pub fn block(weight_type: WeightType, group: &[u8], block: usize, out: &mut DecodedBlock) {
-    for lane in 0..GROUP_ROWS {
-        lane_of_block(weight_type, group, block, lane, out);
+    /// The loop over lanes inside the choice of type.
+    macro_rules! lanes {
+        ($($of:ident)+) => {
+            match weight_type {
+                $(WeightType::$of => {
+                    for lane in 0..GROUP_ROWS {
+                        lane_of_block(WeightType::$of, group, block, lane, out);
+                    }
+                })+
+                _ => *out = DecodedBlock::ZERO,
+            }
+        };
     }
+    lanes!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K);
 }
 
 /// Row `lane` of a group as f32.
@@ -74,6 +85,7 @@ pub fn row(weight_type: WeightType, group: &[u8], lane: usize, out: &mut [f32]) 
     }
 }
 
+#[inline(always)]
 fn lane_of_block(weight_type: WeightType, group: &[u8], block: usize, lane: usize, out: &mut DecodedBlock) {
     let per_block = if weight_type.block_len() == 256 { 8 } else { 1 };
     let bytes = group_bytes(weight_type, weight_type.block_len());
@@ -118,6 +130,7 @@ fn lane_of_block(weight_type: WeightType, group: &[u8], block: usize, lane: usiz
     }
 }
 
+#[inline(always)]
 fn store(codes: &mut [i16; BLOCK], words: &[u32; 8], centre: i16) {
     for (codes, word) in codes.chunks_exact_mut(4).zip(words) {
         for (code, byte) in codes.iter_mut().zip(word.to_le_bytes()) {
@@ -126,22 +139,33 @@ fn store(codes: &mut [i16; BLOCK], words: &[u32; 8], centre: i16) {
     }
 }
 
+#[inline(always)]
 fn word(src: &[u8], plane: usize, lane: usize) -> u32 {
     let at = plane + 4 * lane;
     u32::from_le_bytes([src[at], src[at + 1], src[at + 2], src[at + 3]])
 }
 
+#[inline(always)]
 fn half_bits(src: &[u8], at: usize, lane: usize) -> u16 {
     u16::from_le_bytes([src[at + 2 * lane], src[at + 2 * lane + 1]])
 }
 
+#[inline(always)]
 fn nibbles(src: &[u8], at: usize, lane: usize) -> [u32; 8] {
-    std::array::from_fn(|j| word(src, at + 32 * (j % 4), lane) >> (4 * (j / 4)) & 0x0F0F_0F0F)
+    let mut words = [0; 8];
+    for j in 0..4 {
+        let codes = word(src, at + 32 * j, lane);
+        words[j] = codes & 0x0F0F_0F0F;
+        words[j + 4] = (codes >> 4) & 0x0F0F_0F0F;
+    }
+    words
 }
 
+#[inline(always)]
 fn words5(src: &[u8], at: usize, lane: usize) -> [u32; 8] {
     const BIT: u32 = 0x0101_0101;
-    let p: [u32; 5] = std::array::from_fn(|plane| word(src, at + 32 * plane, lane));
+    let plane = |index: usize| word(src, at + 32 * index, lane);
+    let p = [plane(0), plane(1), plane(2), plane(3), plane(4)];
     let low = |word: u32| word & 0x1F1F_1F1F;
     let top3 = |word: u32| (word >> 5) & (7 * BIT);
     [
@@ -156,17 +180,22 @@ fn words5(src: &[u8], at: usize, lane: usize) -> [u32; 8] {
     ]
 }
 
+#[inline(always)]
 fn words_k(src: &[u8], sub: usize, lane: usize, fifth_bits: bool) -> [u32; 8] {
     let (c, high) = (sub / 2, sub % 2);
     let bits = if fifth_bits { word(src, 1184 + 64 * c + 32 * high, lane) } else { 0 };
-    std::array::from_fn(|j| {
-        let nibbles = word(src, 160 + 256 * c + 32 * j, lane) >> (4 * high) & 0x0F0F_0F0F;
-        nibbles | ((bits >> j) & 0x0101_0101) << 4
-    })
+    let mut words = [0; 8];
+    for (j, out) in words.iter_mut().enumerate() {
+        let nibbles = (word(src, 160 + 256 * c + 32 * j, lane) >> (4 * high)) & 0x0F0F_0F0F;
+        *out = nibbles | ((bits >> j) & 0x0101_0101) << 4;
+    }
+    words
 }
 
+#[inline(always)]
 fn words6(src: &[u8], at: usize, lane: usize) -> [u32; 4] {
-    let p: [u32; 3] = std::array::from_fn(|plane| word(src, at + 32 * plane, lane));
+    let plane = |index: usize| word(src, at + 32 * index, lane);
+    let p = [plane(0), plane(1), plane(2)];
     let low = |word: u32| word & 0x3F3F_3F3F;
     let last = (p[0] >> 2) & 0x3030_3030 | (p[1] >> 4) & 0x0C0C_0C0C | (p[2] >> 6) & 0x0303_0303;
     [low(p[0]), low(p[1]), low(p[2]), last]

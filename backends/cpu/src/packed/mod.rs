@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | Q4_0 | 144 for 32 | d f16 × 8; 4 nibble planes (low: steps 0–3, high: steps 4–7) |
 //! | Q4_1 | 160 for 32 | d, m f16 × 8; 4 nibble planes |
-//! | Q5_0 | 176 for 32 | d f16 × 8; 5 planes |
+//! | Q5_0 | 176 for 32 | d f16 × 8; 5 planes: steps 0–4 in the low bits, steps 5–7 split over the high bits |
 //! | Q5_1 | 192 for 32 | d, m f16 × 8; 5 planes |
 //! | Q8_0 | 272 for 32 | d f16 × 8; 8 steps of i8 |
 //! | Q4_K | 1184 for 256 | d, dmin f16 × 8; scales, minima u8 \[8 sub-blocks\]\[8 rows\]; 4 × 8 nibble planes |
