@@ -2,9 +2,10 @@
 
 use crate::cache_of_programs::ProgramCache;
 use crate::driver::Qos;
-use crate::format::elf::{DynamicSymbol, ElfError, Instance, KernelMatch, Program as ElfProgram, RelocationEntry};
+use crate::format::elf::{ElfError, Instance, KernelMatch, Program as ElfProgram};
+use crate::format::reloc::{PatchSymbol, PatchTable};
 use crate::packet::Opcode;
-use crate::program::{KernelProgram, Launch, Patch, Register, RegisterMap, Role, Schema, Section, Source};
+use crate::program::{KernelProgram, Launch, Register, RegisterMap, Role, Section, Source};
 use crate::silicon::Silicon;
 use crate::units::Unit;
 use npuhal_core::DeviceError;
@@ -89,7 +90,8 @@ fn instructions(unit: &Unit, stream: &[u8], length_unit: LengthUnit) -> Result<K
         return Err(bad_program(&unit.name, reason));
     }
     let map = register_map(unit, length_unit)?;
-    let section = Section { role: Role::Instructions, template: stream.into(), patches: Vec::new() };
+    let table = PatchTable::new(stream, []).map_err(|error| bad_program(&unit.name, error.to_string()))?;
+    let section = Section { role: Role::Instructions, template: stream.into(), table, sources: Vec::new() };
     Ok(KernelProgram {
         name: unit.name.clone(),
         signature: unit_signature(unit),
@@ -203,40 +205,19 @@ fn section(
 ) -> Result<Section, DeviceError> {
     let template: Arc<[u8]> =
         elf.content(index, MAX_SECTION_BYTES).map_err(|error| bad_elf(kernel, &error))?.as_ref().into();
-    let relocations = elf.relocations_of(index);
-    let mut patches = relocations
-        .map(|(entry, symbol)| patch(elf, kernel, names, entry, symbol))
-        .collect::<Result<Vec<_>, _>>()?;
-    patches.sort_by_key(|patch| patch.offset);
-    Ok(Section { role, template, patches })
+    let table = PatchTable::of_section(elf, index, &template);
+    let table = table.map_err(|error| bad_program(kernel, error.to_string()))?;
+    let sources = table.symbols().iter().map(|symbol| {
+        source(elf, names, symbol).ok_or_else(|| {
+            let reason = format!("the code refers to `{}`, which is neither an argument nor a section", symbol.name);
+            bad_program(kernel, reason)
+        })
+    });
+    let sources = sources.collect::<Result<_, _>>()?;
+    Ok(Section { role, template, table, sources })
 }
 
-fn patch(
-    elf: &ElfProgram,
-    kernel: &str,
-    names: &ArgNames<'_>,
-    entry: &RelocationEntry,
-    symbol: &DynamicSymbol,
-) -> Result<Patch, DeviceError> {
-    let schema = match entry.schema {
-        2 => Schema::ShimDma57,
-        3 => Schema::Scalar32 { mask: symbol.size },
-        4 => Schema::ControlPacket48,
-        5 => Schema::ShimDma48,
-        8 => Schema::Address64,
-        other => {
-            let reason = format!("patch schema {other} at {:#x}: not one of this generation's (2, 3, 4, 5, 8)", entry.offset);
-            return Err(bad_program(kernel, reason));
-        }
-    };
-    let source = source(elf, names, symbol).ok_or_else(|| {
-        let reason = format!("the code refers to `{}`, which is neither an argument nor a section", symbol.name);
-        bad_program(kernel, reason)
-    })?;
-    Ok(Patch { offset: entry.offset, schema, addend: entry.addend, source })
-}
-
-fn source(elf: &ElfProgram, names: &ArgNames<'_>, symbol: &DynamicSymbol) -> Option<Source> {
+fn source(elf: &ElfProgram, names: &ArgNames<'_>, symbol: &PatchSymbol) -> Option<Source> {
     match symbol.name.as_str() {
         "scratch-pad-mem" => Some(Source::ScratchMemory),
         "scratch-pad-ctrl" => Some(Source::ScratchControl(symbol.size)),
