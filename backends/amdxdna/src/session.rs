@@ -44,10 +44,6 @@ impl Session {
         &*self.driver
     }
 
-    pub(crate) fn id(&self) -> &str {
-        &self.id
-    }
-
     pub(crate) fn version(&self) -> &DriverVersion {
         &self.version
     }

@@ -110,3 +110,117 @@ fn relocations_of_full_elfs() {
     relocations("npu5-reloc-all.oot-sync", "reloc_all.elf");
     relocations("npu4-reloc-nopdi", "reloc_nopdi.elf");
 }
+
+/// The instruction stream of the recordings: 56 bytes.
+fn stream() -> Vec<u8> {
+    common::unhex(
+        "00010306040100000200000038000000000000000000000004d20100000000000000008018000000800000001000000000000000\
+         00010100",
+    )
+}
+
+fn instructions<'a>(unit: &'a str, stream: &'a [u8]) -> Program<'a> {
+    Program::Instructions { unit, stream, length_unit: npuhal_core::device::LengthUnit::Words }
+}
+
+/// An open context of an xclbin with one kernel.
+fn open_units(replay: &Replay, xclbin: &str) -> Box<dyn Context> {
+    replay.device.open_context(&Program::Xclbin { image: &input(xclbin) }).unwrap()
+}
+
+/// One kernel: run, restart, another argument, a second run object with a time limit.
+fn runs(name: &str, xclbin: &str) -> Differences {
+    let replay = Replay::of(name);
+    let mut context = open_units(&replay, xclbin);
+    let kernel = context.load(&instructions("MLIR_AIE", &stream())).unwrap();
+    let tensors: Vec<_> = (1..=4).map(|i| replay.tensor(4096 * i)).collect();
+    let args = buffers(&tensors.iter().collect::<Vec<_>>());
+    let mut list = context.runlist();
+    let run = list.push(&*kernel, &args).unwrap();
+    run_once(&mut list).unwrap();
+    run_once(&mut list).unwrap();
+    list.set_arg(run, 0, &args[3]).unwrap();
+    run_once(&mut list).unwrap();
+    let mut second = context.runlist();
+    second.push(&*kernel, &args).unwrap();
+    second.submit().unwrap().wait(Deadline::within(Duration::from_millis(2000))).unwrap();
+    assert_waits(&replay);
+    drop((list, second, kernel, context, tensors));
+    replay.finish(&[])
+}
+
+/// One wait for each recorded one, on the same point, with the same limit.
+fn assert_waits(replay: &Replay) {
+    let ours = replay.recorded.log().into_iter().filter_map(|event| match event {
+        Event::Wait { point, timeout } => Some((point, timeout.map(|timeout| timeout.as_millis() as u64))),
+        _ => None,
+    });
+    let ours: Vec<_> = ours.collect();
+    let trace = replay.recorded.trace();
+    let theirs = trace.calls("SYNCOBJ_TIMELINE_WAIT").map(|call| {
+        let dec = &call["dec"];
+        (dec["point"].as_u64().unwrap(), dec.get("relative_ms").map(|limit| limit.as_u64().unwrap()))
+    });
+    assert_eq!(ours, theirs.collect::<Vec<_>>(), "{}: waits", trace.name);
+}
+
+#[test]
+fn single_runs_of_a_compute_unit() {
+    runs("npu1-run", "npu1.xclbin");
+    runs("npu1-run-col1", "npu1_col1.xclbin");
+    runs("npu4-run", "npu4.xclbin");
+    runs("npu5-run.oot-sync", "npu4.xclbin");
+}
+
+#[test]
+fn two_compute_units_with_a_configuration_each() {
+    let replay = Replay::of("npu1-two-kernels");
+    let mut context = open_units(&replay, "npu1_2cu.xclbin");
+    for unit in ["KB", "KA"] {
+        let kernel = context.load(&instructions(unit, &stream())).unwrap();
+        assert_eq!(kernel.signature().len(), 1);
+        let tensor = replay.tensor(4096);
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&[&tensor])).unwrap();
+        run_once(&mut list).unwrap();
+    }
+    drop(context);
+    let trace = replay.recorded.trace();
+    let configured = replay.recorded.log().into_iter().find_map(|event| match event {
+        Event::ConfigCus { units, contents } => Some((units, contents)),
+        _ => None,
+    });
+    let (units, contents) = configured.unwrap();
+    let recorded = trace.calls("CONFIG_HWCTX").next().unwrap()["dec"]["cus"].as_array().unwrap().clone();
+    assert_eq!(recorded.len(), 2);
+    for (i, cu) in recorded.iter().enumerate() {
+        assert_eq!(units[i], trace::handle_of(cu["bo"].as_str().unwrap()));
+        let content = trace.sha256_of(cu["pdi"].as_str().unwrap());
+        assert_eq!(compare::sha256(&contents[i][..content.size]), content.sha256);
+    }
+    replay.finish(&[]);
+}
+
+/// Three runs of one chain, executed twice.
+fn runlist(name: &str, xclbin: &str) -> Differences {
+    let replay = Replay::of(name);
+    let mut context = open_units(&replay, xclbin);
+    let kernel = context.load(&instructions("MLIR_AIE", &stream())).unwrap();
+    let tensors: Vec<_> = (0..4).map(|_| replay.tensor(4096)).collect();
+    let mut list = context.runlist();
+    for run in 0..3 {
+        let rotated: Vec<_> = (0..4).map(|i| &tensors[(i + run) % 4]).collect();
+        assert_eq!(list.push(&*kernel, &buffers(&rotated)).unwrap(), RunIndex(run as u32));
+    }
+    run_once(&mut list).unwrap();
+    list.submit().unwrap().wait(Deadline::within(Duration::from_millis(2000))).unwrap();
+    assert_waits(&replay);
+    drop((list, kernel, context, tensors));
+    replay.finish(&[])
+}
+
+#[test]
+fn chains_of_runs() {
+    runlist("npu1-runlist", "npu1.xclbin");
+    runlist("npu5-runlist", "npu4.xclbin");
+}
