@@ -3,7 +3,7 @@
 use crate::budget::ContextBudget;
 use crate::cache_of_programs::{MAX_BYTES, ProgramCache};
 use crate::context::NpuContext;
-use crate::driver::{BoKind, Driver, HEAP_CHUNK_BYTES, Mapping};
+use crate::driver::{BoKind, Driver, HEAP_CHUNK_BYTES, Mapping, Qos};
 use crate::error::{Operation, driver_error, retry};
 use crate::load::Boot;
 use crate::memory_object::MemoryObject;
@@ -174,6 +174,16 @@ impl Device for NpuDevice {
     }
 
     fn open_context(&self, boot: &Program<'_>) -> Result<Box<dyn Context>, DeviceError> {
+        Ok(Box::new(self.open_context_with(boot, Qos::default())?))
+    }
+}
+
+impl NpuDevice {
+    /// [`Device::open_context`] with wishes about scheduling.
+    ///
+    /// # Errors
+    /// As [`Device::open_context`].
+    pub fn open_context_with(&self, boot: &Program<'_>, qos: Qos) -> Result<NpuContext, DeviceError> {
         let boot = match *boot {
             Program::Xclbin { image } => xclbin_boot(image, &self.programs)?,
             Program::FullElf { image, kernel } => Boot::full_elf(image, kernel, &self.programs)?,
@@ -191,7 +201,7 @@ impl Device for NpuDevice {
                 reason: format!("wanted 1 to {} columns, found {}", self.card.columns, boot.columns),
             });
         }
-        Ok(Box::new(NpuContext::open(&self.session, self.silicon, self.core_rows, &self.budget, boot)?))
+        NpuContext::open(&self.session, self.silicon, self.core_rows, &self.budget, Boot { qos, ..boot })
     }
 }
 

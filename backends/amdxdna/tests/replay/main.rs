@@ -145,7 +145,7 @@ fn runs(name: &str, xclbin: &str) -> Differences {
     second.push(&*kernel, &args).unwrap();
     second.submit().unwrap().wait(Deadline::within(Duration::from_millis(2000))).unwrap();
     assert_waits(&replay);
-    drop((list, second, kernel, context, tensors));
+    drop((list, second, kernel, context, tensors, args));
     replay.finish(&[])
 }
 
@@ -223,4 +223,282 @@ fn runlist(name: &str, xclbin: &str) -> Differences {
 fn chains_of_runs() {
     runlist("npu1-runlist", "npu1.xclbin");
     runlist("npu5-runlist", "npu4.xclbin");
+}
+
+#[test]
+fn wishes_about_scheduling() {
+    let mut replay = Replay::of("npu1-qos");
+    let image = input("npu1.xclbin");
+    let qos = npuhal_amdxdna::driver::Qos {
+        gops: 10,
+        fps: 30,
+        dma_bandwidth: 1000,
+        latency_ms: 20,
+        frame_exec_time_ms: 5,
+        priority: 0x180,
+    };
+    for qos in [qos, npuhal_amdxdna::driver::Qos::default()] {
+        drop(replay.device.open_context_with(&Program::Xclbin { image: &image }, qos).unwrap());
+    }
+    let created = replay.recorded.log().into_iter().filter_map(|event| match event {
+        Event::CreateContext { spec, .. } => Some(spec),
+        _ => None,
+    });
+    let created: Vec<_> = created.collect();
+    let recorded: Vec<_> = replay.recorded.trace().calls("CREATE_HWCTX").cloned().collect();
+    assert_eq!(created.len(), recorded.len());
+    for (spec, call) in created.iter().zip(&recorded) {
+        let qos = spec.qos;
+        let words = [qos.gops, qos.fps, qos.dma_bandwidth, qos.latency_ms, qos.frame_exec_time_ms, qos.priority, 0, 0];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(bytes, trace::hex(&call["qos"]));
+        assert_eq!(u64::from(spec.num_tiles), call["dec"]["num_tiles"].as_u64().unwrap());
+        assert_eq!(u64::from(spec.max_opc), call["dec"]["max_opc"].as_u64().unwrap());
+    }
+    replay.differences.note(Difference::OpeningQueries);
+    replay.finish(&[]);
+}
+
+/// Everything that goes wrong, and what the client says about it.
+fn errors(name: &str) -> Differences {
+    let mut replay = Replay::of(name);
+    let tensors: Vec<_> = (0..4).map(|_| replay.tensor(4096)).collect();
+    let args = buffers(&tensors.iter().collect::<Vec<_>>());
+    let never = Deadline::never();
+    // Runs `count` runs in a fresh context; `also` in the same one afterwards.
+    let attempt = |count: usize, deadline: Deadline| {
+        let mut context = open_units(&replay, "npu1.xclbin");
+        let kernel = context.load(&instructions("MLIR_AIE", &stream())).unwrap();
+        let mut list = context.runlist();
+        for _ in 0..count {
+            list.push(&*kernel, &args).unwrap();
+        }
+        let result = list.submit().map_err(RunError::from).and_then(|submission| submission.wait(deadline));
+        let is_lost = matches!(context.state(), npuhal_core::device::ContextState::Lost(_));
+        let wants_loss = result.as_ref().is_err_and(RunError::loses_context);
+        assert_eq!(is_lost, wants_loss, "{result:?}");
+        if is_lost {
+            assert!(matches!(list.submit(), Err(DeviceError::ContextLost { .. })));
+        }
+        result
+    };
+    let failed = |result: Result<_, RunError>, wanted: &str, at: Option<u32>| match result {
+        Err(RunError::Failed { run, state, .. }) => assert_eq!((state.as_str(), run), (wanted, at.map(RunIndex))),
+        other => panic!("{other:?}"),
+    };
+    let timed_out = |result: Result<_, RunError>, at: Option<u32>, has_record: bool| match result {
+        Err(RunError::TimedOut { run, detail, .. }) => {
+            assert_eq!(run, at.map(RunIndex));
+            assert_eq!(detail.contains("operation 17, context pc 0x22334455"), has_record, "{detail}");
+        }
+        other => panic!("{other:?}"),
+    };
+    failed(attempt(1, never), "ERROR", Some(0));
+    failed(attempt(1, never), "ABORT", Some(0));
+    timed_out(attempt(1, never), Some(0), true);
+    timed_out(attempt(1, never), Some(0), false);
+    failed(attempt(1, never), "NORESPONSE", Some(0));
+    timed_out(attempt(1, never), Some(0), true);
+    assert_eq!(attempt(1, never).unwrap().runs, 1);
+    timed_out(attempt(1, Deadline::within(Duration::from_millis(50))), Some(0), false);
+    timed_out(attempt(2, Deadline::within(Duration::from_millis(50))), None, false);
+    match attempt(1, never) {
+        Err(RunError::Device(DeviceError::Driver { code, meaning, .. })) => {
+            assert_eq!(code, "EINVAL");
+            assert!(meaning.contains("refuses the command"), "{meaning}");
+        }
+        other => panic!("{other:?}"),
+    }
+    failed(attempt(3, never), "ERROR", Some(1));
+    assert_eq!(attempt(3, never).unwrap().runs, 3);
+    timed_out(attempt(3, never), Some(2), true);
+    failed(attempt(29, never), "ABORT", Some(27));
+    // Buffers are free again, whatever happened.
+    for tensor in &tensors {
+        tensor.write(0, &[1]).unwrap();
+    }
+    drop((args, tensors));
+    replay.differences.note(Difference::ContextAfterFailure);
+    let all: Vec<usize> = (0..replay.recorded.trace().execs.len()).collect();
+    replay.finish(&all)
+}
+
+#[test]
+fn failures_are_typed_and_name_the_run() {
+    errors("npu1-errors");
+    errors("npu1-errors.oot");
+}
+
+#[test]
+fn lent_exported_and_imported_buffers() {
+    use std::os::fd::AsFd;
+    let mut replay = Replay::of("npu1-import");
+    let device = &replay.device;
+    for len in [8192, 5000] {
+        let pages = npuhal_amdxdna::host_pages(8192).unwrap();
+        let lent = device.adopt(pages.clone(), len).unwrap();
+        assert_eq!((lent.len_bytes(), device.device_address(&lent)), (len, Some(pages.address())));
+        lent.write(100, b"lent").unwrap();
+        let mut back = [0; 4];
+        pages.read(100, &mut back).unwrap();
+        assert_eq!(&back, b"lent");
+        assert!(matches!(device.adopt(pages, 8193), Err(DeviceError::OutOfRange { .. })));
+    }
+    let own = replay.tensor(8192);
+    let exported = device.export(&own).unwrap();
+    let again = device.import(exported.as_fd()).unwrap();
+    own.write(0, b"same").unwrap();
+    let mut back = [0; 4];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(&back, b"same");
+    drop(own);
+    again.write(0, b"lives").unwrap();
+    drop(again);
+    let foreign = tempfile::tempfile().unwrap();
+    foreign.set_len(12288).unwrap();
+    let imported = device.import(foreign.as_fd()).unwrap();
+    assert_eq!(imported.len_bytes(), 12288);
+    drop(imported);
+    let code = BufferSpec { len_bytes: 4096, usage: BufferUse::DeviceLocal, label: "code".to_owned() };
+    let refused = device.export(&device.allocate(&code).unwrap()).unwrap_err();
+    assert!(refused.to_string().contains("device memory cannot be exported"), "{refused}");
+
+    let log = replay.recorded.log();
+    let maps = log.iter().filter(|event| matches!(event, Event::Map { bo: 4, .. })).count();
+    let closes = log.iter().filter(|event| **event == Event::Close(4)).count();
+    assert_eq!((maps, closes), (1, 1));
+    let user = log.iter().filter(|event| matches!(event, Event::CreateBo { is_user: true, size: 0, .. })).count();
+    assert_eq!(user, 2);
+    assert!(!log.iter().any(|event| matches!(event, Event::Map { bo: 2 | 3, .. })), "lent memory is not mapped again");
+    replay.differences.note(Difference::ImportWithoutSecondMapping);
+    replay.finish(&[]);
+}
+
+/// The device heap runs full: an error, or another chunk where the driver asks for one.
+fn heap(name: &str) {
+    let replay = Replay::of(name);
+    let refusal = replay.recorded.trace().events.iter().find_map(|event| event.get("errno")?.as_i64()).unwrap();
+    let spec = BufferSpec { len_bytes: 30 << 20, usage: BufferUse::DeviceLocal, label: "code".to_owned() };
+    let first = replay.device.allocate(&spec).unwrap();
+    let second = replay.device.allocate(&spec).unwrap();
+    replay.recorded.fail_next("create_bo", npuhal_amdxdna::errno::Errno::from_raw(refusal as i32));
+    match (refusal, replay.device.allocate(&spec)) {
+        (28, Err(DeviceError::OutOfMemory { memory: "device heap", wanted_bytes, .. })) => assert_eq!(wanted_bytes, 30 << 20),
+        (11, Ok(third)) => {
+            // The third lies on the border of two chunks.
+            let border = 0x0800_0000 - 0x07C0_0000;
+            third.write(border - 3, b"across").unwrap();
+            let mut back = [0; 6];
+            third.read(border - 3, &mut back).unwrap();
+            assert_eq!(&back, b"across");
+            third.slice(border - 2..border + 2).unwrap().fill(&mut |bytes| bytes.fill(b'-')).unwrap();
+            third.read(border - 3, &mut back).unwrap();
+            assert_eq!(&back, b"a----s");
+            assert_eq!(replay.device.usage().heap_bytes, 128 << 20);
+        }
+        (_, other) => panic!("{other:?}"),
+    }
+    drop((first, second));
+    replay.device.allocate(&spec).unwrap();
+
+    let ours = replay.recorded.log().into_iter().filter_map(|event| match event {
+        Event::CreateBo { kind, size, .. } => Some((format!("{kind:?}"), size, 0)),
+        Event::Refused { kind, errno } => Some((format!("{kind:?}"), 30 << 20, i64::from(errno.raw()))),
+        _ => None,
+    });
+    let theirs = replay.recorded.trace().events.iter().filter(|event| event["ioctl"] == "CREATE_BO").map(|event| {
+        let kind = if event["dec"]["type"] == "DEV" { "Dev" } else { "DevHeap" };
+        (kind.to_owned(), event["dec"]["size"].as_u64().unwrap(), event.get("errno").map_or(0, |n| n.as_i64().unwrap()))
+    });
+    assert_eq!(ours.collect::<Vec<_>>(), theirs.collect::<Vec<_>>(), "{name}");
+    replay.finish(&[]);
+}
+
+#[test]
+fn a_full_device_heap() {
+    heap("npu1-heap");
+    heap("npu1-heap.oot");
+    heap("npu4-heap");
+}
+
+#[test]
+fn opening_makes_the_heap_and_closing_gives_it_back() {
+    for name in ["npu1-open", "npu4-open", "npu5-open"] {
+        let replay = Replay::of(name);
+        let card = replay.device.card();
+        let columns = if name == "npu1-open" { 4 } else { 8 };
+        assert_eq!((card.columns, card.core_rows), (columns, 4));
+        replay.finish(&[]);
+    }
+}
+
+/// Extents of all flushes: buffers whole when they are new, then what was written and read.
+#[test]
+fn buffers_and_what_is_flushed() {
+    let mut replay = Replay::of("npu5-bo.oot-sync");
+    let device_local = |len_bytes| BufferSpec { len_bytes, usage: BufferUse::DeviceLocal, label: "code".to_owned() };
+    let tensor = replay.tensor(8192);
+    tensor.write(0, &[1; 8192]).unwrap();
+    tensor.read(0, &mut [0; 8192]).unwrap();
+    let odd = replay.tensor(100);
+    let code = replay.device.allocate(&device_local(4096)).unwrap();
+    code.write(0, &[2; 4096]).unwrap();
+    code.read(0, &mut [0; 4096]).unwrap();
+    let large = replay.device.allocate(&device_local(40000)).unwrap();
+    tensor.slice(4096..8192).unwrap().write(0, &[3; 4096]).unwrap();
+    let last = replay.tensor(16384);
+    assert!(matches!(odd.read(99, &mut [0; 2]), Err(DeviceError::OutOfRange { .. })));
+    assert!(matches!(replay.device.allocate(&BufferSpec::tensor(0, "none")), Err(DeviceError::Misuse { .. })));
+
+    let trace = replay.recorded.trace();
+    let in_heap = |bo: u32, at: u64| {
+        if bo != 1 {
+            return (bo, at);
+        }
+        let address = 0x0400_0000 + at;
+        let holds = |bo: &&trace::RecordedBo| {
+            bo.xdna.is_some_and(|xdna| bo.kind == "DEV" && (xdna..xdna + bo.size.unwrap()).contains(&address))
+        };
+        let holder = trace.bos.values().find(holds).unwrap();
+        (holder.handle, address - holder.xdna.unwrap())
+    };
+    let extent = |bo, direction: &str, range: &std::ops::Range<u64>| {
+        let (bo, at) = in_heap(bo, range.start);
+        (bo, direction.to_owned(), at, range.end - range.start)
+    };
+    let ours = replay.recorded.log().into_iter().flat_map(|event| match event {
+        Event::Flush { bo, ranges } => ranges.iter().map(|range| extent(bo, "to_device", range)).collect(),
+        Event::Invalidate { bo, range } => vec![extent(bo, "from_device", &range)],
+        _ => Vec::new(),
+    });
+    let ours: Vec<_> = ours.collect();
+    let theirs = trace.calls("SYNC_BO").map(|call| {
+        let dec = &call["dec"];
+        let number = |name: &str| dec[name].as_u64().unwrap();
+        let bo = trace::handle_of(dec["bo"].as_str().unwrap());
+        (bo, dec["dir"].as_str().unwrap().to_owned(), number("offset"), number("size"))
+    });
+    let mut theirs: Vec<_> = theirs.collect();
+    // The recorded client flushes the last buffer twice.
+    assert_eq!(theirs[theirs.len() - 1], theirs[theirs.len() - 2]);
+    theirs.pop();
+    assert_eq!(ours, theirs);
+    drop((tensor, odd, code, large, last));
+    replay.differences.note(Difference::FreshTensorFlushedOnce);
+    replay.finish(&[]);
+}
+
+#[test]
+fn buffers_of_the_first_generation() {
+    let replay = Replay::of("npu1-bo");
+    let device_local = |len_bytes| BufferSpec { len_bytes, usage: BufferUse::DeviceLocal, label: "code".to_owned() };
+    let tensors = [replay.tensor(8192), replay.tensor(100)];
+    let code = [4096, 40000].map(|len| replay.device.allocate(&device_local(len)).unwrap());
+    let last = replay.tensor(16384);
+    assert_eq!(replay.device.usage().buffer_objects, 5);
+    for (buffer, handle) in tensors.iter().chain(&code).chain([&last]).zip(2..) {
+        assert_eq!(replay.device.device_address(buffer), Some(replay.recorded.address_of(handle)));
+    }
+    drop((tensors, code, last));
+    replay.finish(&[]);
 }

@@ -30,6 +30,7 @@ pub(crate) enum Event {
     Map { bo: u32, placement: Placement, len: u64 },
     Unmap { bo: u32 },
     Flush { bo: u32, ranges: Vec<Range<u64>> },
+    Invalidate { bo: u32, range: Range<u64> },
     CreateContext { context: u32, spec: ContextSpec },
     ConfigCus { units: Vec<u32>, contents: Vec<Vec<u8>> },
     Exec(Box<Executed>),
@@ -618,6 +619,7 @@ impl Mapping for View {
         let lines = self.lines(&range)?;
         let device = self.memory.device.lock().unwrap();
         self.memory.host.lock().unwrap()[lines.clone()].copy_from_slice(&device[lines]);
+        self.log.lock().unwrap().push(Event::Invalidate { bo: self.bo, range });
         Ok(())
     }
 }
