@@ -10,7 +10,9 @@ mod common;
 use compare::{ALLOWED, Difference, Differences};
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_amdxdna::{NpuDevice, NpuIdentity};
-use npuhal_core::device::{Arg, BufferRef, BufferSpec, BufferUse, Context, Deadline, Device, Kernel, Program, RunIndex, Runlist};
+use npuhal_core::device::{
+    Arg, BufferRef, BufferSpec, BufferUse, Context, Deadline, Device, Program, RunIndex, Runlist,
+};
 use npuhal_core::{DeviceError, RunError};
 use recorded::{Event, Recorded};
 use std::path::Path;
@@ -255,7 +257,6 @@ fn wishes_about_scheduling() {
         assert_eq!(u64::from(spec.num_tiles), call["dec"]["num_tiles"].as_u64().unwrap());
         assert_eq!(u64::from(spec.max_opc), call["dec"]["max_opc"].as_u64().unwrap());
     }
-    replay.differences.note(Difference::OpeningQueries);
     replay.finish(&[]);
 }
 
@@ -383,7 +384,9 @@ fn heap(name: &str) {
     let second = replay.device.allocate(&spec).unwrap();
     replay.recorded.fail_next("create_bo", npuhal_amdxdna::errno::Errno::from_raw(refusal as i32));
     match (refusal, replay.device.allocate(&spec)) {
-        (28, Err(DeviceError::OutOfMemory { memory: "device heap", wanted_bytes, .. })) => assert_eq!(wanted_bytes, 30 << 20),
+        (28, Err(DeviceError::OutOfMemory { memory: "device heap", wanted_bytes, .. })) => {
+            assert_eq!(wanted_bytes, 30 << 20)
+        }
         (11, Ok(third)) => {
             // The third lies on the border of two chunks.
             let border = 0x0800_0000 - 0x07C0_0000;
@@ -500,5 +503,180 @@ fn buffers_of_the_first_generation() {
         assert_eq!(replay.device.device_address(buffer), Some(replay.recorded.address_of(handle)));
     }
     drop((tensors, code, last));
+    replay.finish(&[]);
+}
+
+/// Neither configuration nor preemption: START_NPU, with the payload that belongs to it.
+#[test]
+fn a_full_elf_without_configuration() {
+    let mut replay = Replay::of("npu4-reloc-plain");
+    let image = input("reloc_plain.elf");
+    let boot = Program::FullElf { image: &image, kernel: "rt" };
+    let mut context = replay.device.open_context(&boot).unwrap();
+    let kernel = context.load(&boot).unwrap();
+    let args: Vec<_> = (0..4).map(|_| replay.tensor(16384)).collect();
+    let mut list = context.runlist();
+    let run = list.push(&*kernel, &buffers(&args.iter().collect::<Vec<_>>())).unwrap();
+    run_once(&mut list).unwrap();
+    for i in 0..4 {
+        list.set_arg(run, i, &Arg::Buffer(args[(i + 1) % 4].clone())).unwrap();
+    }
+    run_once(&mut list).unwrap();
+    drop((list, kernel, context, args));
+    for executed in replay.recorded.execs() {
+        let recorded = &replay.recorded.trace().execs[executed.index];
+        let first = replay.recorded.address_of([2, 3][executed.index]);
+        let code = replay.recorded.address_of(6) as u32;
+        assert_eq!(executed.packet, [0x3A00_7001, 0, code, 0, 512, 0, first as u32, (first >> 32) as u32]);
+        let content = replay.recorded.trace().sha256_of(&recorded.code["bo6"]);
+        assert_eq!(compare::sha256(&executed.held[&6][..512]), content.sha256);
+    }
+    replay.differences.note(Difference::NpuPayload);
+    compare::order(&replay.recorded, &mut replay.differences);
+    compare::allocations(&replay.recorded, &mut replay.differences);
+}
+
+#[test]
+fn what_the_first_generation_cannot_run_is_refused() {
+    let replay = Replay::of("npu1-open");
+    let image = input("npu1.xclbin");
+    let full = input("reloc_all.elf");
+    let mut context = replay.device.open_context(&Program::Xclbin { image: &image }).unwrap();
+    let wrong = Program::FullElf { image: &full, kernel: "rt:a" };
+    assert!(matches!(context.load(&wrong), Err(DeviceError::Misuse { .. })));
+    let unknown = context.load(&instructions("OTHER", &stream())).err().unwrap();
+    assert!(unknown.to_string().contains("MLIR_AIE:MLIRAIE"), "{unknown}");
+    assert!(matches!(replay.device.open_context(&wrong), Err(DeviceError::BadProgram { .. })), "8 columns of 4");
+    assert!(context.load(&instructions("MLIRAIE", &[0; 6])).is_err());
+}
+
+/// Files that are not part of this repository.
+fn derived(test: &str) -> Option<(std::path::PathBuf, std::path::PathBuf)> {
+    Some((common::shared_golden(test, "driver")?, common::shared_golden(test, "xdna2/derived")?))
+}
+
+/// An instruction ELF on a compute unit.
+#[test]
+fn partial_elfs() {
+    let Some((_, files)) = derived("partial_elfs") else { return };
+    let image = common::read(files.join("layer_ctx1.elf"));
+    for (name, xclbin) in [("npu1-partial-elf", "npu1.xclbin"), ("npu4-partial-elf", "npu4.xclbin")] {
+        let replay = Replay::of(name);
+        let mut context = open_units(&replay, xclbin);
+        let kernel = context.load(&Program::PartialElf { unit: "MLIR_AIE", image: &image }).unwrap();
+        let tensors: Vec<_> = (0..5).map(|_| replay.tensor(4096)).collect();
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&tensors.iter().collect::<Vec<_>>())).unwrap();
+        run_once(&mut list).unwrap();
+        assert_waits(&replay);
+        let few = list.push(&*kernel, &buffers(&[&tensors[0]])).unwrap_err();
+        assert!(matches!(few, DeviceError::BadArgument { .. }), "{few}");
+        drop((list, kernel, context, tensors));
+        replay.finish(&[]);
+    }
+}
+
+/// A full ELF with a configuration: restart, other arguments, a second run, a part of a buffer.
+#[test]
+fn full_elf_runs() {
+    let Some((traces, files)) = derived("full_elf_runs") else { return };
+    let image = common::read(files.join("full_load_ctx1.elf"));
+    for name in ["npu5-elf-run", "npu5-elf-run.oot-sync"] {
+        let replay = Replay::open(&traces.join(format!("{name}.json")));
+        let boot = Program::FullElf { image: &image, kernel: "fl00001:sequence" };
+        let mut context = replay.device.open_context(&boot).unwrap();
+        let kernel = context.load(&boot).unwrap();
+        let tensors = [4096, 16384, 4096, 4096, 32768].map(|len| replay.tensor(len));
+        let args = buffers(&tensors.iter().collect::<Vec<_>>());
+        let mut list = context.runlist();
+        let run = list.push(&*kernel, &args).unwrap();
+        run_once(&mut list).unwrap();
+        let flushes = replay.recorded.log().len();
+        run_once(&mut list).unwrap();
+        let again = &replay.recorded.log()[flushes..];
+        assert!(
+            !again.iter().any(|event| matches!(event, Event::Flush { .. })),
+            "an unchanged restart flushes nothing"
+        );
+        let others = [replay.tensor(16384), replay.tensor(32768)];
+        list.set_arg(run, 1, &Arg::Buffer(others[0].clone())).unwrap();
+        list.set_arg(run, 4, &Arg::Buffer(others[1].clone())).unwrap();
+        run_once(&mut list).unwrap();
+        let mut second = context.runlist();
+        second.push(&*kernel, &args).unwrap();
+        run_once(&mut second).unwrap();
+        list.set_arg(run, 0, &Arg::Buffer(tensors[4].slice(4096..8192).unwrap())).unwrap();
+        run_once(&mut list).unwrap();
+        assert_waits(&replay);
+        drop((list, second, kernel, context, tensors, args, others));
+        replay.finish(&[]);
+    }
+}
+
+/// 29 runs over two kernels, one more kernel, the list again.
+#[test]
+fn full_elf_runlists() {
+    let Some((traces, files)) = derived("full_elf_runlists") else { return };
+    let [init, one, seventeen] = ["full_init_ctx1", "full_none_ctx1", "full_none_ctx17"]
+        .map(|name| common::read(files.join(format!("{name}.elf"))));
+    let mut replay = Replay::open(&traces.join("npu5-elf-runlist.json"));
+    let boot = Program::FullElf { image: &init, kernel: "flinit" };
+    let mut context = replay.device.open_context(&boot).unwrap();
+    let first = context.load(&boot).unwrap();
+    let layer = context.load(&Program::FullElf { image: &one, kernel: "fl00001" }).unwrap();
+    let shared = [replay.tensor(4096), replay.tensor(4096)];
+    let layers: Vec<_> = (0..28).map(|_| [replay.tensor(4096), replay.tensor(4096), replay.tensor(4096)]).collect();
+    let args = |layer: &[BufferRef; 3]| buffers(&[&shared[0], &layer[0], &shared[1], &layer[1], &layer[2]]);
+    let mut list = context.runlist();
+    list.push(&*first, &args(&layers[0])[..first.signature().len()]).unwrap();
+    for tensors in &layers {
+        list.push(&*layer, &args(tensors)).unwrap();
+    }
+    assert_eq!(list.len(), 29);
+    run_once(&mut list).unwrap();
+    let longer = context.load(&Program::FullElf { image: &seventeen, kernel: "fl00017" }).unwrap();
+    let mut single = context.runlist();
+    single.push(&*longer, &args(&layers[0])).unwrap();
+    run_once(&mut single).unwrap();
+    context.load(&Program::FullElf { image: &one, kernel: "fl00001" }).unwrap();
+    replay.differences.note(Difference::KernelNamesMayRepeat);
+    list.submit().unwrap().wait(Deadline::within(Duration::from_millis(2000))).unwrap();
+    assert_waits(&replay);
+    drop((list, single, first, layer, longer, context, shared, layers));
+    replay.finish(&[]);
+}
+
+/// Two contexts at once that share their buffers.
+#[test]
+fn two_full_elf_contexts() {
+    let Some((traces, files)) = derived("two_full_elf_contexts") else { return };
+    let [load, none] =
+        ["full_load_ctx1", "full_none_ctx17"].map(|name| common::read(files.join(format!("{name}.elf"))));
+    let replay = Replay::open(&traces.join("npu5-elf-two-contexts.json"));
+    let boots =
+        [Program::FullElf { image: &load, kernel: "fl00001" }, Program::FullElf { image: &none, kernel: "fl00017" }];
+    let mut contexts = boots.map(|boot| replay.device.open_context(&boot).unwrap());
+    let tensors: Vec<_> = (0..5).map(|_| replay.tensor(4096)).collect();
+    let args = buffers(&tensors.iter().collect::<Vec<_>>());
+    let mut lists: Vec<_> = contexts
+        .iter_mut()
+        .zip(boots)
+        .map(|(context, boot)| {
+            let kernel = context.load(&boot).unwrap();
+            let mut list = context.runlist();
+            list.push(&*kernel, &args).unwrap();
+            list
+        })
+        .collect();
+    let in_flight: Vec<_> = lists.iter_mut().map(|list| list.submit().unwrap()).collect();
+    assert!(matches!(tensors[0].write(0, &[0]), Err(DeviceError::Busy)));
+    for submission in in_flight {
+        submission.wait(Deadline::never()).unwrap();
+    }
+    run_once(&mut lists[0]).unwrap();
+    lists[1].submit().unwrap().wait(Deadline::within(Duration::from_millis(2000))).unwrap();
+    tensors[0].write(0, &[0]).unwrap();
+    assert_waits(&replay);
+    drop((lists, contexts, tensors, args));
     replay.finish(&[]);
 }

@@ -232,7 +232,8 @@ impl State {
 
     fn complete(&mut self, pending: &Pending, is_out_of_tree: bool) {
         let Some(outcome) = &pending.outcome else { return };
-        let body = if is_out_of_tree { self.out_of_tree_body(pending, outcome) } else { self.mainline_body(pending, outcome) };
+        let body =
+            if is_out_of_tree { self.out_of_tree_body(pending, outcome) } else { self.mainline_body(pending, outcome) };
         if let Some((handle, bytes)) = body {
             self.bos[&handle].memory.host.lock().unwrap()[4..4 + bytes.len()].copy_from_slice(&bytes);
         }
@@ -432,12 +433,14 @@ impl Driver for Recorded {
         let packet = state.words(command.command.0);
         assert_eq!(packet[0] & 0xF, 1, "a packet is submitted in state NEW");
         let is_chain = packet[0] >> 23 & 0x1F == 19;
-        let subs: Vec<u32> = if is_chain { (0..packet[1] as usize).map(|i| packet[7 + 2 * i]).collect() } else { vec![] };
+        let subs: Vec<u32> =
+            if is_chain { (0..packet[1] as usize).map(|i| packet[7 + 2 * i]).collect() } else { vec![] };
         let sub: Vec<_> = subs.iter().map(|handle| state.words(*handle)).collect();
         let packets: Vec<_> = if is_chain { sub.clone() } else { vec![packet.clone()] };
-        let code = packets.iter().flat_map(|packet| code_addresses(packet)).filter_map(|address| {
-            state.code_at(address).map(|code| (address, code))
-        });
+        let code = packets
+            .iter()
+            .flat_map(|packet| code_addresses(packet))
+            .filter_map(|address| state.code_at(address).map(|code| (address, code)));
         let args = command.args.iter().map(|bo| bo.0).collect();
         let held = recorded.code.keys().map(|name| handle_of(name));
         let held = held.filter_map(|handle| Some((handle, state.device_view(handle)?))).collect();

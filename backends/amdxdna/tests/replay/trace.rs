@@ -102,8 +102,10 @@ fn bo(value: &Value) -> RecordedBo {
 }
 
 fn content(value: &Value) -> (String, Content) {
-    let content =
-        Content { size: value["size"].as_u64().unwrap() as usize, sha256: value["sha256"].as_str().unwrap().to_owned() };
+    let content = Content {
+        size: value["size"].as_u64().unwrap() as usize,
+        sha256: value["sha256"].as_str().unwrap().to_owned(),
+    };
     (value["id"].as_str().unwrap().to_owned(), content)
 }
 
