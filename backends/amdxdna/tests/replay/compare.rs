@@ -5,6 +5,7 @@ use crate::trace::{RecordedExec, RecordedPacket, handle_of};
 use npuhal_amdxdna::driver::{BoKind, DEV_ALIGN_BYTES};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 
 /// What may differ. Every entry has its reason in [`ALLOWED`]; anything else fails the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,10 +73,14 @@ pub(crate) const ALLOWED: &[(Difference, &str)] = &[
 #[derive(Debug, Default)]
 pub(crate) struct Differences(pub(crate) BTreeSet<Difference>);
 
+/// What was seen in any replay of this process.
+pub(crate) static SEEN: Mutex<BTreeSet<Difference>> = Mutex::new(BTreeSet::new());
+
 impl Differences {
     pub(crate) fn note(&mut self, difference: Difference) {
         assert!(ALLOWED.iter().any(|(allowed, _)| *allowed == difference), "{difference:?} is not in the table");
         self.0.insert(difference);
+        SEEN.lock().unwrap().insert(difference);
     }
 }
 
@@ -255,7 +260,7 @@ pub(crate) fn allocations(device: &Recorded, differences: &mut Differences) {
 /// Rules about order that hold in every dialogue.
 pub(crate) fn order(device: &Recorded, differences: &mut Differences) {
     let (trace, log) = (device.trace(), device.log());
-    let at = |is: &dyn Fn(&Event) -> bool| log.iter().position(|event| is(event));
+    let at = |is: &dyn Fn(&Event) -> bool| log.iter().position(is);
     let heap_map = at(&|event| {
         matches!(event, Event::Map { placement: npuhal_amdxdna::driver::Placement::HeapWindow { .. }, .. })
     });

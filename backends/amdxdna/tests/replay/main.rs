@@ -1,5 +1,6 @@
 //! Recorded dialogues, replayed scenario by scenario through level 1 against a device that answers from the recording.
 
+mod client;
 mod compare;
 mod recorded;
 mod trace;
@@ -7,7 +8,7 @@ mod trace;
 #[path = "../common/mod.rs"]
 mod common;
 
-use compare::{ALLOWED, Difference, Differences};
+use compare::{Difference, Differences};
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_amdxdna::{NpuDevice, NpuIdentity};
 use npuhal_core::device::{
@@ -34,8 +35,11 @@ impl Replay {
     }
 
     fn open(path: &Path) -> Self {
+        Self::try_on(&Recorded::new(Trace::load(path))).unwrap()
+    }
+
+    fn try_on(recorded: &Arc<Recorded>) -> Result<Self, DeviceError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let recorded = Recorded::new(Trace::load(path));
         let name = &recorded.trace().name;
         let silicon = Silicon::ALL.into_iter().find(|part| name.starts_with(part.name())).unwrap();
         let identity = NpuIdentity {
@@ -46,8 +50,8 @@ impl Replay {
             address: format!("replay {}", NUMBER.fetch_add(1, Ordering::Relaxed)),
         };
         let driver: Arc<dyn npuhal_amdxdna::driver::Driver> = recorded.clone();
-        let device = NpuDevice::open(driver, &identity).unwrap();
-        Self { recorded, device, differences: Differences::default() }
+        let device = NpuDevice::open(driver, &identity)?;
+        Ok(Self { recorded: Arc::clone(recorded), device, differences: Differences::default() })
     }
 
     fn tensor(&self, len_bytes: u64) -> BufferRef {
@@ -229,7 +233,7 @@ fn chains_of_runs() {
 
 #[test]
 fn wishes_about_scheduling() {
-    let mut replay = Replay::of("npu1-qos");
+    let replay = Replay::of("npu1-qos");
     let image = input("npu1.xclbin");
     let qos = npuhal_amdxdna::driver::Qos {
         gops: 10,
@@ -679,4 +683,88 @@ fn two_full_elf_contexts() {
     assert_waits(&replay);
     drop((lists, contexts, tensors, args));
     replay.finish(&[]);
+}
+
+/// The second client: fewer registers, one argument word, a type in the header of chains; otherwise the same commands.
+#[test]
+fn a_client_of_another_make() {
+    let mut replay = Replay::of("npu1-iree-kmq");
+    // That client sends registers up to the last argument it sets: four buffers.
+    let image = client::xclbin_with_buffers(4);
+    let stream = stream();
+    let partial = npuhal_amdxdna::format::elf::PartialElfSpec {
+        code: stream.clone(),
+        symbols: Vec::new(),
+        patches: Vec::new(),
+        uid: [0; 16],
+    };
+    let partial = partial.build().unwrap().to_bytes().unwrap();
+    let tensors: Vec<_> = (1..=4).map(|i| replay.tensor(4096 * i)).collect();
+    let args = buffers(&tensors.iter().collect::<Vec<_>>());
+    let mut context = replay.device.open_context(&Program::Xclbin { image: &image }).unwrap();
+    let kernel = context.load(&instructions("MLIR_AIE", &stream)).unwrap();
+    let npu = context.load(&Program::PartialElf { unit: "MLIR_AIE", image: &partial }).unwrap();
+    let mut list = context.runlist();
+    list.push(&*kernel, &args).unwrap();
+    run_once(&mut list).unwrap();
+    let mut other = context.runlist();
+    other.push(&*npu, &args[..1]).unwrap();
+    run_once(&mut other).unwrap();
+    list.push(&*kernel, &args).unwrap();
+    list.push(&*kernel, &args).unwrap();
+    run_once(&mut list).unwrap();
+    let mut last = context.runlist();
+    last.push(&*kernel, &args).unwrap();
+    assert!(matches!(run_once(&mut last), Err(RunError::Failed { state, .. }) if state == "ERROR"));
+    drop((list, other, last, kernel, npu, context));
+
+    let execs = replay.recorded.execs();
+    let trace = replay.recorded.trace();
+    for at in [0, 3] {
+        compare::exec(&replay.recorded, &execs[at], false, &mut replay.differences);
+    }
+    let words = |packet: &trace::RecordedPacket| -> Vec<u32> {
+        packet.bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+    };
+    let theirs = words(trace.execs[1].packet.as_ref().unwrap());
+    let ours = &execs[1].packet;
+    let count = |header: u32| header >> 12 & 0x7FF;
+    assert_eq!((count(ours[0]), count(theirs[0])), (7, 6));
+    assert_eq!((ours[0] & !0x007F_F000, ours[1]), (theirs[0] & !0x007F_F000, theirs[1]));
+    assert_eq!((ours[3..7].to_vec(), ours[7]), (theirs[3..7].to_vec(), 0));
+    let theirs = words(trace.execs[2].packet.as_ref().unwrap());
+    let ours = &execs[2].packet;
+    assert_eq!((ours[0] | 3 << 28, &ours[1..7], ours.len()), (theirs[0], &theirs[1..7], theirs.len()));
+    let first = &execs[0].packet;
+    for sub in &execs[2].sub {
+        let code = [4, 5];
+        let same = (0..first.len()).all(|i| code.contains(&i) || first[i] == sub[i]);
+        assert!(same, "{sub:08x?}");
+    }
+    replay.differences.note(Difference::OtherClient);
+}
+
+/// Every entry of the table is needed.
+#[test]
+fn the_table_of_differences_is_closed() {
+    relocations_of_full_elfs();
+    a_full_elf_without_configuration();
+    single_runs_of_a_compute_unit();
+    chains_of_runs();
+    failures_are_typed_and_name_the_run();
+    lent_exported_and_imported_buffers();
+    buffers_and_what_is_flushed();
+    a_client_of_another_make();
+    full_elf_runs();
+    full_elf_runlists();
+    let seen = compare::SEEN.lock().unwrap();
+    let needs_files = [Difference::SharedPdi, Difference::KernelNamesMayRepeat];
+    let has_files = common::shared_golden("the_table_of_differences_is_closed", "driver").is_some();
+    for (difference, reason) in compare::ALLOWED {
+        assert!(
+            seen.contains(difference) || (!has_files && needs_files.contains(difference)),
+            "unused: {difference:?}"
+        );
+        assert!(!reason.is_empty());
+    }
 }
