@@ -4,7 +4,7 @@
 //! flushes their cache lines; so the amount of device memory depends on the number of runs and not on the number of kernels.
 
 use crate::context::{ContextCore, NpuKernel};
-use crate::driver::{BoHandle, BoKind, DEV_ALIGN_BYTES};
+use crate::driver::{BoHandle, BoKind, CACHE_LINE_BYTES, DEV_ALIGN_BYTES};
 use crate::memory_object::MemoryObject;
 use crate::packet::{COMMAND_BYTES, CodeRef, HealthRecord, MODE_TRANSACTION, Opcode, Packet, PacketTooLong};
 use crate::patch;
@@ -42,15 +42,6 @@ struct BoundSection {
     image: Vec<u8>,
 }
 
-/// How much the last binding wrote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PatchStats {
-    /// Bytes written to device-visible memory.
-    pub written_bytes: u64,
-    /// Cache lines flushed.
-    pub flushed_lines: u64,
-}
-
 impl Run {
     /// Binds `kernel` to `args`: allocates, patches, flushes.
     pub(crate) fn new(core: &Arc<ContextCore>, kernel: &NpuKernel, args: &[Arg]) -> Result<Self, DeviceError> {
@@ -73,10 +64,10 @@ impl Run {
     }
 
     /// Exchanges the kernel and keeps the arguments.
-    pub(crate) fn rebind(&mut self, core: &Arc<ContextCore>, kernel: &NpuKernel) -> Result<PatchStats, DeviceError> {
+    pub(crate) fn rebind(&mut self, core: &Arc<ContextCore>, kernel: &NpuKernel) -> Result<(), DeviceError> {
         let program = kernel.program();
         if Arc::ptr_eq(program, &self.program) {
-            return Ok(PatchStats::default());
+            return Ok(());
         }
         if !program.same_signature(&self.program) {
             return Err(DeviceError::Misuse {
@@ -94,12 +85,7 @@ impl Run {
     }
 
     /// Exchanges one argument.
-    pub(crate) fn set_arg(
-        &mut self,
-        core: &Arc<ContextCore>,
-        index: usize,
-        arg: &Arg,
-    ) -> Result<PatchStats, DeviceError> {
+    pub(crate) fn set_arg(&mut self, core: &Arc<ContextCore>, index: usize, arg: &Arg) -> Result<(), DeviceError> {
         if index >= self.args.len() {
             return Err(bad_arg(&self.program, index, "an argument that was set when the run was added", "none"));
         }
@@ -138,7 +124,7 @@ impl Run {
         core: &Arc<ContextCore>,
         program: Arc<KernelProgram>,
         args: Vec<BoundArg>,
-    ) -> Result<PatchStats, DeviceError> {
+    ) -> Result<(), DeviceError> {
         let mut next = Binding { core, program: &program, args: &args, shared: Vec::new(), scratch_control: None };
         next.scratch_control = self.scratch_control_for(core, &program)?;
         let objects = self.section_objects(core, &program)?;
@@ -149,17 +135,16 @@ impl Run {
         let packet = next.packet(&objects)?;
         let Binding { shared, scratch_control, .. } = next;
 
-        let mut stats = PatchStats::default();
         let mut sections = Vec::with_capacity(objects.len());
         for ((role, object), image) in objects.into_iter().zip(images) {
             let old = self.sections.iter().find(|old| Arc::ptr_eq(&old.object, &object));
             let known = old.map_or(&[][..], |old| &old.image);
-            stats = stats.plus(update(&object, known, &image)?);
+            update(&object, known, &image)?;
             sections.push(BoundSection { role, object, image });
         }
         (self.program, self.args, self.sections) = (program, args, sections);
         (self.shared, self.scratch_control, self.packet) = (shared, scratch_control, packet);
-        Ok(stats)
+        Ok(())
     }
 
     /// Device memory for each section: what the run has already, where it is large enough.
@@ -201,17 +186,6 @@ impl Run {
             .and_then(|()| object.flush_all())
             .map_err(|error| object.out_of_range(error))?;
         Ok(Some(object))
-    }
-}
-
-impl PatchStats {
-    /// Both together.
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            written_bytes: self.written_bytes + other.written_bytes,
-            flushed_lines: self.flushed_lines + other.flushed_lines,
-        }
     }
 }
 
@@ -347,21 +321,20 @@ fn allocate_section(core: &ContextCore, role: Role, len_bytes: u64) -> Result<Ar
 }
 
 /// Makes the memory of `object`, which holds `old`, hold `new`.
-fn update(object: &MemoryObject, old: &[u8], new: &[u8]) -> Result<PatchStats, DeviceError> {
+fn update(object: &MemoryObject, old: &[u8], new: &[u8]) -> Result<(), DeviceError> {
     let ranges = patch::differences(old, new);
     if ranges.is_empty() {
-        return Ok(PatchStats::default());
+        return Ok(());
     }
-    let mut stats = PatchStats::default();
     for range in &ranges {
         object.store(range.start as u64, &new[range.clone()]).map_err(|error| object.out_of_range(error))?;
-        stats.written_bytes += range.len() as u64;
     }
     let lines = patch::lines(&ranges, new.len());
     object.flush(&lines).map_err(|error| object.out_of_range(error))?;
-    stats.flushed_lines =
-        lines.iter().map(|line| (line.end - line.start).div_ceil(crate::driver::CACHE_LINE_BYTES)).sum();
-    Ok(stats)
+    let written_bytes = ranges.iter().map(|range| range.len() as u64).sum();
+    let flushed_lines = lines.iter().map(|line| (line.end - line.start).div_ceil(CACHE_LINE_BYTES)).sum();
+    object.session().count_patch(written_bytes, flushed_lines);
+    Ok(())
 }
 
 fn bind_arg(core: &ContextCore, program: &KernelProgram, index: usize, arg: &Arg) -> Result<BoundArg, DeviceError> {

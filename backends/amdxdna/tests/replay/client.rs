@@ -144,7 +144,10 @@ fn another_kernel_rewrites_the_words_that_differ_and_flushes_their_lines() {
     let run = list.push(&*kernels[0], &buffers(&tensors.iter().collect::<Vec<_>>())).unwrap();
     let objects = replay.device.usage().buffer_objects;
     let before = recorded.log().len();
+    let counts = replay.device.usage();
     list.rebind(run, &*kernels[1]).unwrap();
+    let now = replay.device.usage();
+    assert_eq!((now.patched_bytes, now.flushed_code_lines), (counts.patched_bytes + 4, counts.flushed_code_lines + 1));
     let later = recorded.log().split_off(before);
     let [Event::Flush { ranges, .. }] = &later[..] else { panic!("{later:?}") };
     assert_eq!(ranges.len(), 1);
@@ -303,7 +306,11 @@ fn many_runs_keep_memory_and_handles_flat() {
     let mut list = context.runlist();
     let run = list.push(&*kernel, &buffers(&[&tensor, &tensor])).unwrap();
     run_once(&mut list).unwrap();
-    let (usage, open) = (replay.device.usage(), recorded.open_bos());
+    let usage = || {
+        let usage = replay.device.usage();
+        (usage.buffer_objects, usage.heap_bytes, usage.program_cache_bytes, recorded.open_bos().len())
+    };
+    let before = usage();
     for i in 0..1000 {
         list.set_arg(run, i % 2, &Arg::Buffer(tensor.slice(64..128).unwrap())).unwrap();
         run_once(&mut list).unwrap();
@@ -311,7 +318,7 @@ fn many_runs_keep_memory_and_handles_flat() {
         short.push(&*kernel, &buffers(&[&tensor])).unwrap();
         run_once(&mut short).unwrap();
     }
-    assert_eq!((usage, open.len()), (replay.device.usage(), recorded.open_bos().len()));
+    assert_eq!(usage(), before);
 }
 
 #[test]
