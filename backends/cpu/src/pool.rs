@@ -2,7 +2,9 @@
 //!
 //! A job is published by raising an epoch. Workers spin on it for about half a millisecond, which spans the gaps inside a
 //! token, then park. A job has one share for each thread. The caller does its own share, then every share that its thread
-//! has not begun (it is parked, or another process has its core), then waits for the rest.
+//! has not begun (it is parked, or another process has its core), then waits for the rest. Where much of the time goes into
+//! that wait, a neighbour process has a core: the caller then does whole jobs alone for a while before it tries again.
+//! Who runs a share changes nothing in its result.
 #![allow(unsafe_code, reason = "a job borrows the caller's stack; `run` does not return before every worker is done")]
 
 use crate::error::CpuError;
@@ -12,11 +14,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// `pause` instructions before a worker parks.
 const SPINS_BEFORE_PARK: u32 = 20_000;
 /// `pause` instructions before a waiting caller lets others have its core; the thread it waits for may be among them.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
+
+/// Jobs after which the share of time spent waiting is looked at; a few tokens.
+const JOBS_PER_LOOK: u32 = 512;
+/// Jobs that the caller then does alone; a few dozen tokens.
+const JOBS_ALONE: u32 = 4096;
+/// Part of the time spent waiting, in percent, from which working alone is faster: two threads gain a quarter or more on an
+/// idle machine, and lose it again when they wait this long for each other.
+const WAITING_PERCENT: u32 = 25;
 
 /// A job that panicked on some thread. Its results are incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,11 +65,45 @@ unsafe impl Sync for State {}
 // SAFETY: the job pointer is only dereferenced between its publication and the end of `run`, while its referent lives.
 unsafe impl Send for State {}
 
+/// Watches whether the threads wait for each other too long.
+struct Pace {
+    since: Instant,
+    jobs: u32,
+    waited: Duration,
+    alone: u32,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), jobs: 0, waited: Duration::ZERO, alone: 0 }
+    }
+
+    /// Whether the caller does the next job alone.
+    fn take_alone(&mut self) -> bool {
+        let alone = self.alone > 0;
+        self.alone = self.alone.saturating_sub(1);
+        if alone && self.alone == 0 {
+            *self = Self::new();
+        }
+        alone
+    }
+
+    /// Counts a job of all threads; `waited` at its end.
+    fn count(&mut self, waited: Duration) {
+        self.jobs += 1;
+        self.waited += waited;
+        if self.jobs == JOBS_PER_LOOK {
+            let too_long = self.waited * 100 > self.since.elapsed() * WAITING_PERCENT;
+            *self = Self { alone: if too_long { JOBS_ALONE } else { 0 }, ..Self::new() };
+        }
+    }
+}
+
 /// The worker threads of one or more segments.
 pub struct Pool {
     state: Arc<State>,
     workers: Vec<JoinHandle<()>>,
-    turn: Mutex<()>,
+    turn: Mutex<Pace>,
 }
 
 impl Pool {
@@ -78,7 +123,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Self { state, workers: Vec::new(), turn: Mutex::new(()) };
+        let mut pool = Self { state, workers: Vec::new(), turn: Mutex::new(Pace::new()) };
         for index in 1..threads.max(1) {
             let state = Arc::clone(&pool.state);
             let worker = std::thread::Builder::new()
@@ -103,11 +148,12 @@ impl Pool {
     /// # Errors
     /// [`JobPanicked`].
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), JobPanicked> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pace = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let _flush = FlushDenormals::new();
         let state = &*self.state;
-        if self.workers.is_empty() {
-            return catch_unwind(AssertUnwindSafe(|| job(0))).map_err(|_| JobPanicked);
+        if self.workers.is_empty() || pace.take_alone() {
+            let shares = AssertUnwindSafe(|| (0..self.threads()).for_each(job));
+            return catch_unwind(shares).map_err(|_| JobPanicked);
         }
         // SAFETY: no share is under way, so nobody reads the cell. Erasing the lifetime is sound because this function does
         // not return (nor unwind) before every share is done.
@@ -124,8 +170,22 @@ impl Pool {
         for share in 1..self.threads() {
             state.run_share(epoch, share);
         }
+        let waited = state.wait();
+        pace.count(waited);
+        let others = state.panicked.swap(false, Ordering::Relaxed);
+        if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
+    }
+}
+
+impl State {
+    /// Waits until every share is done; returns how long that took.
+    fn wait(&self) -> Duration {
+        if self.running.load(Ordering::Acquire) == 0 {
+            return Duration::ZERO;
+        }
+        let start = Instant::now();
         let mut spins = 0u32;
-        while state.running.load(Ordering::Acquire) > 0 {
+        while self.running.load(Ordering::Acquire) > 0 {
             if spins < SPINS_BEFORE_YIELD {
                 spins += 1;
                 std::hint::spin_loop();
@@ -133,12 +193,9 @@ impl Pool {
                 std::thread::yield_now();
             }
         }
-        let others = state.panicked.swap(false, Ordering::Relaxed);
-        if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
+        start.elapsed()
     }
-}
 
-impl State {
     /// Runs share `share` (from 1) of the job of `epoch`, unless somebody has begun it.
     fn run_share(&self, epoch: u32, share: usize) {
         let begun = &self.begun[share - 1];
@@ -286,6 +343,38 @@ mod tests {
             }
             assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2000));
         }
+    }
+
+    #[test]
+    fn long_waits_make_the_caller_work_alone_for_a_while() {
+        let mut pace = Pace::new();
+        for _ in 0..JOBS_PER_LOOK {
+            assert!(!pace.take_alone());
+            pace.count(Duration::from_secs(1));
+        }
+        for _ in 0..JOBS_ALONE {
+            assert!(pace.take_alone());
+        }
+        for _ in 0..3 * JOBS_PER_LOOK {
+            assert!(!pace.take_alone(), "short waits do not count");
+            pace.count(Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_job_done_alone_has_all_its_shares() {
+        let pool = Pool::new(3).unwrap();
+        pool.turn.lock().unwrap().alone = 2;
+        let caller = std::thread::current().id();
+        let shares = Mutex::new(Vec::new());
+        pool.run(&|share| {
+            assert_eq!(std::thread::current().id(), caller);
+            shares.lock().unwrap().push(share);
+        })
+        .unwrap();
+        assert_eq!(*shares.lock().unwrap(), [0, 1, 2]);
+        assert_eq!(pool.run(&|share| assert!(share != 1)), Err(JobPanicked));
+        assert_eq!(pool.turn.lock().unwrap().alone, 0);
     }
 
     #[test]

@@ -176,7 +176,7 @@ fn every_type_meets_every_extreme() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 6 } else { 64 }))]
 
     #[test]
     fn products_agree(

@@ -80,7 +80,7 @@ fn every_architecture_and_type_matches_the_scalar_pass() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 2 } else { 12 }))]
 
     #[test]
     fn a_rows_bits_depend_on_its_sequence_alone(

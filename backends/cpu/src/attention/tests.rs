@@ -95,7 +95,7 @@ impl Case {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 3 } else { 24 }))]
 
     #[test]
     fn attention_is_exact_and_depends_on_the_row_alone(
