@@ -1,5 +1,6 @@
 //! Errors of building CPU segments.
 
+use crate::config::ConfigError;
 use npuhal_models::ModelError;
 use npuhal_models::quant::QuantError;
 use npuhal_registry::SpanError;
@@ -15,16 +16,9 @@ pub enum CpuError {
     /// The span asked for is no part of the model.
     #[error(transparent)]
     Span(#[from] SpanError),
-    /// A configuration the kernels cannot compute.
-    #[error("{field}: wanted {wanted}, found {found}")]
-    Config {
-        /// Field of the configuration.
-        field: &'static str,
-        /// What is supported.
-        wanted: &'static str,
-        /// What the model says.
-        found: String,
-    },
+    /// A configuration that is not computed here.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// A small tensor that could not be read.
     #[error(transparent)]
     Quant(#[from] QuantError),

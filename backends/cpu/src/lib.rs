@@ -23,6 +23,7 @@
 
 pub mod activations;
 pub mod attention;
+pub mod config;
 mod context;
 pub mod device;
 pub mod elementwise;
@@ -42,6 +43,7 @@ mod runlist;
 pub mod span;
 pub mod table;
 
+pub use config::ConfigError;
 pub use device::{CpuDevice, Fault};
 pub use error::CpuError;
 

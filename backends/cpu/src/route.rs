@@ -1,7 +1,8 @@
 //! The CPU's route and device factory.
 
+use crate::config::check_config;
 use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
-use crate::exact::{ExactOptions, ExactSegment, check_config};
+use crate::exact::{ExactOptions, ExactSegment};
 use crate::fast::{CpuOptions, FastSegment};
 use crate::features::Features;
 use npuhal_core::card::{DeviceCard, Generation};

@@ -1,5 +1,6 @@
 //! Errors of opening an exact segment.
 
+use crate::config::ConfigError;
 use npuhal_models::ModelError;
 use npuhal_registry::SpanError;
 use thiserror::Error;
@@ -39,16 +40,4 @@ pub enum ExactError {
         /// Wanted and found.
         reason: String,
     },
-}
-
-/// A configuration that the CPU cannot run.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the CPU backend cannot run this model: {field} is {found}; {wanted}")]
-pub struct ConfigError {
-    /// Field of the configuration.
-    pub field: &'static str,
-    /// Its value.
-    pub found: String,
-    /// What it would have to be.
-    pub wanted: String,
 }

@@ -3,14 +3,13 @@
 //! Every other path of this backend, and every lane of an NPU, is compared with this one. Speed matters only as far as all
 //! rows of a call share the dequantization of a weight row.
 
-mod config;
 mod error;
 mod math;
 mod weights;
 
-pub use config::check_config;
-pub use error::{ConfigError, ExactError};
+pub use error::ExactError;
 
+use crate::config::check_config;
 use math::{attend, for_each_chunk, rms_norm, rope_frequencies, rotate, swiglu};
 use npuhal_core::RunError;
 use npuhal_core::stage::{

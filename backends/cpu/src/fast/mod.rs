@@ -3,6 +3,7 @@
 mod forward;
 mod weights;
 
+use crate::config::check_config;
 use crate::elementwise::Rotation;
 use crate::error::CpuError;
 use crate::features::Features;
@@ -13,7 +14,6 @@ use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
-use npuhal_models::config::RopeScaling;
 use npuhal_models::{ModelConfig, ModelSource};
 use npuhal_registry::SegmentSpan;
 use std::ops::Range;
@@ -78,7 +78,7 @@ impl FastSegment {
         options: CpuOptions,
     ) -> Result<Self, CpuError> {
         let config = model.config().clone();
-        check(&config)?;
+        check_config(&config)?;
         span.check(&config)?;
         let weights = Weights::load(model, &span, &pool)?;
         let shape = KvShape { kv_heads: config.kv_heads, head_dim: config.head_dim };
@@ -254,30 +254,4 @@ fn taps_of(span: &SegmentSpan) -> Vec<Tap> {
         taps.push(Tap::Logits);
     }
     taps
-}
-
-fn check(config: &ModelConfig) -> Result<(), CpuError> {
-    let refuse = |field, wanted, found: String| Err(CpuError::Config { field, wanted, found });
-    let sizes = [
-        ("hidden size", config.hidden_size),
-        ("heads", config.heads),
-        ("kv heads", config.kv_heads),
-        ("head dim", config.head_dim),
-        ("intermediate size", config.intermediate_size),
-        ("vocabulary", config.vocab_size),
-    ];
-    if let Some((field, size)) = sizes.into_iter().find(|(_, size)| !(1..=1 << 24).contains(size)) {
-        return refuse(field, "1 to 16777216", size.to_string());
-    }
-    if !config.heads.is_multiple_of(config.kv_heads) {
-        return refuse("kv heads", "a divisor of the query heads", format!("{} of {}", config.kv_heads, config.heads));
-    }
-    if !config.rope.dims.is_multiple_of(2) || config.rope.dims > config.head_dim {
-        let found = format!("{} of heads of {}", config.rope.dims, config.head_dim);
-        return refuse("rotated elements", "an even number, at most the head dim", found);
-    }
-    match config.rope.scaling {
-        RopeScaling::None | RopeScaling::Linear { .. } => Ok(()),
-        ref other => refuse("rope scaling", "none or linear", format!("{other:?}")),
-    }
 }

@@ -1,8 +1,23 @@
 //! Which configurations this backend computes.
 
-use super::error::ConfigError;
 use npuhal_models::ModelConfig;
 use npuhal_models::config::RopeScaling;
+use thiserror::Error;
+
+/// Largest size of a dimension: products of two fit 64 bits with room, and no known model comes near.
+const MAX_SIZE: usize = 1 << 24;
+
+/// A configuration that the CPU cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the CPU backend cannot run this model: {field} is {found}; {wanted}")]
+pub struct ConfigError {
+    /// Field of the configuration.
+    pub field: &'static str,
+    /// Its value.
+    pub found: String,
+    /// What it would have to be.
+    pub wanted: String,
+}
 
 /// Checks that the CPU can run a model of `config`, whatever the numerics.
 ///
@@ -20,8 +35,8 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
         ("vocab_size", config.vocab_size),
         ("context_length", config.context_length),
     ];
-    if let Some((field, size)) = sizes.into_iter().find(|(_, size)| *size == 0 || u32::try_from(*size).is_err()) {
-        return refuse(field, size.to_string(), "wanted a number from 1 that fits 32 bits");
+    if let Some((field, size)) = sizes.into_iter().find(|(_, size)| !(1..=MAX_SIZE).contains(size)) {
+        return refuse(field, size.to_string(), "wanted a number from 1 to 16777216");
     }
     if !config.heads.is_multiple_of(config.kv_heads) {
         let found = format!("{} for {} query heads", config.kv_heads, config.heads);
