@@ -12,6 +12,7 @@ mod cache;
 pub mod driver;
 pub mod errno;
 pub mod error;
+pub mod format;
 pub mod kernel_driver;
 mod memory;
 pub mod uapi;

@@ -1,0 +1,304 @@
+//! The patch table of one section.
+
+use super::{RelocError, Schema};
+use crate::format::bytes::u32_at;
+use crate::format::elf::Program;
+use crate::format::registers::HOST_APERTURE;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A name that values are given for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PatchSymbol {
+    /// Argument name or index, or a special name.
+    pub name: String,
+    /// How its values are inserted in this section.
+    pub schema: Schema,
+    /// Largest symbol size: buffer bytes, or the mask of a scalar.
+    pub size: u32,
+}
+
+/// A resolved place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Site {
+    /// Byte offset of word 0.
+    at: u32,
+    /// Index of the symbol.
+    symbol: u32,
+    schema: Schema,
+    /// Scalars: bits that are replaced.
+    mask: u32,
+    /// Others: address in the template, plus addend and aperture.
+    base: u64,
+}
+
+/// All patches of one section, resolved against its template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PatchTable {
+    template_bytes: usize,
+    symbols: Vec<PatchSymbol>,
+    /// By offset.
+    sites: Vec<Site>,
+}
+
+/// Collects a [`PatchTable`].
+struct Resolver<'a> {
+    template: &'a [u8],
+    table: PatchTable,
+    by_name: HashMap<String, u32>,
+    /// Symbol and bits that are written, by word offset.
+    written: HashMap<u32, (u32, u32)>,
+}
+
+impl PatchTable {
+    /// Table of section `section` of `program`; `template` is that section's content.
+    pub fn of_section(program: &Program, section: u32, template: &[u8]) -> Result<Self, RelocError> {
+        let mut resolver = Resolver::new(template);
+        for (entry, symbol) in program.relocations_of(section) {
+            let schema = Schema::from_number(entry.schema)?;
+            resolver.add(&symbol.name, schema, symbol.size, entry.offset, entry.addend)?;
+        }
+        Ok(resolver.finish())
+    }
+
+    /// Table from (name, schema, mask or size, byte offset, addend).
+    pub fn new<'n>(
+        template: &[u8],
+        patches: impl IntoIterator<Item = (&'n str, Schema, u32, u32, u32)>,
+    ) -> Result<Self, RelocError> {
+        let mut resolver = Resolver::new(template);
+        for (name, schema, size, offset, addend) in patches {
+            resolver.add(name, schema, size, offset, addend)?;
+        }
+        Ok(resolver.finish())
+    }
+
+    /// Names that need values, in the order of [`apply`](Self::apply).
+    pub fn symbols(&self) -> &[PatchSymbol] {
+        &self.symbols
+    }
+
+    /// Position of a name among [`symbols`](Self::symbols).
+    pub fn symbol_index(&self, name: &str) -> Option<usize> {
+        self.symbols.iter().position(|symbol| symbol.name == name)
+    }
+
+    /// Number of places.
+    pub fn site_count(&self) -> usize {
+        self.sites.len()
+    }
+
+    /// Size of the section in bytes.
+    pub fn template_bytes(&self) -> usize {
+        self.template_bytes
+    }
+
+    /// Inserts `values`, one for each symbol, into an image of the section, and appends the byte ranges that changed
+    /// to `changed`: ascending, whole words, neighbours joined.
+    ///
+    /// The image is the template, or the template after earlier applications of this table. Nothing is written unless
+    /// all values can be.
+    pub fn apply(&self, values: &[u64], image: &mut [u8], changed: &mut Vec<Range<u32>>) -> Result<(), RelocError> {
+        if values.len() != self.symbols.len() {
+            return Err(RelocError::ValueCount { wanted: self.symbols.len(), found: values.len() });
+        }
+        if image.len() != self.template_bytes {
+            return Err(RelocError::ImageSize { wanted_bytes: self.template_bytes, found_bytes: image.len() });
+        }
+        for site in &self.sites {
+            self.check(site, values[site.symbol as usize])?;
+        }
+        let start = changed.len();
+        for site in &self.sites {
+            site.write(values[site.symbol as usize], image, &mut |range| push_range(changed, start, range));
+        }
+        Ok(())
+    }
+
+    /// The section with `values` inserted.
+    pub fn patched(&self, template: &[u8], values: &[u64]) -> Result<Vec<u8>, RelocError> {
+        let mut image = template.to_vec();
+        self.apply(values, &mut image, &mut Vec::new())?;
+        Ok(image)
+    }
+
+    /// Refuses a value that the site cannot hold.
+    fn check(&self, site: &Site, value: u64) -> Result<(), RelocError> {
+        let Some(bits) = site.schema.address_bits() else { return Ok(()) };
+        let symbol = || self.symbols[site.symbol as usize].name.clone();
+        if !value.is_multiple_of(4) {
+            return Err(RelocError::Unaligned { symbol: symbol(), at_bytes: site.at, what: "address", value });
+        }
+        let address = u128::from(site.base) + u128::from(value);
+        match address >> bits {
+            0 => Ok(()),
+            _ => Err(RelocError::TooLarge { symbol: symbol(), at_bytes: site.at, address, bits }),
+        }
+    }
+}
+
+impl Site {
+    /// Merges a checked value into the image.
+    fn write(&self, value: u64, image: &mut [u8], changed: &mut impl FnMut(Range<u32>)) {
+        let sum = self.base.wrapping_add(value);
+        let (low, high) = (sum as u32, (sum >> 32) as u32);
+        let mut merge = |word: u32, bits: u32, mask: u32| {
+            let at = self.at + 4 * word;
+            let Some(chunk) = image.get_mut(at as usize..at as usize + 4) else { return };
+            let old = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
+            let new = old & !mask | bits & mask;
+            if new != old {
+                chunk.copy_from_slice(&new.to_le_bytes());
+                changed(at..at + 4);
+            }
+        };
+        match self.schema {
+            Schema::Scalar32 => merge(0, value as u32, self.mask),
+            Schema::Address64 => {
+                merge(0, value as u32, u32::MAX);
+                merge(1, (value >> 32) as u32, u32::MAX);
+            }
+            Schema::ShimDma48 => {
+                merge(1, low & !3, u32::MAX);
+                merge(2, high, 0xFFFF);
+            }
+            Schema::ControlPacket48 => {
+                merge(2, low & !3, u32::MAX);
+                merge(3, high, 0xFFFF);
+            }
+            Schema::ShimDma57 => {
+                merge(1, low & !3, u32::MAX);
+                merge(2, high, 0xFFFF);
+                merge(8, high >> 16, 0x1FF);
+            }
+        }
+    }
+}
+
+impl<'a> Resolver<'a> {
+    fn new(template: &'a [u8]) -> Self {
+        let table = PatchTable { template_bytes: template.len(), symbols: Vec::new(), sites: Vec::new() };
+        Self { template, table, by_name: HashMap::new(), written: HashMap::new() }
+    }
+
+    fn add(&mut self, name: &str, schema: Schema, size: u32, at: u32, addend: u32) -> Result<(), RelocError> {
+        let symbol = self.symbol(name, schema, size)?;
+        let unaligned = |what, value: u32| RelocError::Unaligned {
+            symbol: name.to_owned(),
+            at_bytes: at,
+            what,
+            value: value.into(),
+        };
+        if !at.is_multiple_of(4) {
+            return Err(unaligned("its place", at));
+        }
+        let (span_bytes, section_bytes) = (schema.span_bytes(), self.template.len());
+        if (at as usize).checked_add(span_bytes).is_none_or(|end| end > section_bytes) {
+            return Err(RelocError::OutOfSection { symbol: name.to_owned(), at_bytes: at, span_bytes, section_bytes });
+        }
+        if schema.address_bits().is_some() && !addend.is_multiple_of(4) {
+            return Err(unaligned("its addend", addend));
+        }
+        let mask = if schema == Schema::Scalar32 { size } else { 0 };
+        self.claim(symbol, schema, mask, at)?;
+        let base = self.template_address(schema, at) + u64::from(addend) + aperture(schema);
+        self.table.sites.push(Site { at, symbol, schema, mask, base });
+        Ok(())
+    }
+
+    /// Index of a name, which keeps one schema within the section.
+    fn symbol(&mut self, name: &str, schema: Schema, size: u32) -> Result<u32, RelocError> {
+        let Some(&index) = self.by_name.get(name) else {
+            let index = self.table.symbols.len() as u32;
+            self.by_name.insert(name.to_owned(), index);
+            self.table.symbols.push(PatchSymbol { name: name.to_owned(), schema, size });
+            return Ok(index);
+        };
+        let symbol = &mut self.table.symbols[index as usize];
+        if symbol.schema != schema {
+            return Err(RelocError::MixedSchemas {
+                symbol: name.to_owned(),
+                first: symbol.schema.name(),
+                second: schema.name(),
+            });
+        }
+        symbol.size = symbol.size.max(size);
+        Ok(index)
+    }
+
+    /// Reserves the bits a site writes; only scalars with separate masks may share a word.
+    fn claim(&mut self, symbol: u32, schema: Schema, mask: u32, at: u32) -> Result<(), RelocError> {
+        let bits = if schema == Schema::Scalar32 { mask } else { u32::MAX };
+        for &word in schema.written_words() {
+            let word_at = at + 4 * word as u32;
+            let (first, taken) = self.written.entry(word_at).or_insert((symbol, 0));
+            if *taken & bits != 0 {
+                let name = |index: u32| self.table.symbols[index as usize].name.clone();
+                return Err(RelocError::Overlap { first: name(*first), second: name(symbol), at_bytes: word_at });
+            }
+            *taken |= bits;
+        }
+        Ok(())
+    }
+
+    /// Address that the template holds at a place.
+    fn template_address(&self, schema: Schema, at: u32) -> u64 {
+        let word = |i: usize| u64::from(u32_at(self.template, at as usize + 4 * i).unwrap_or_default());
+        match schema {
+            Schema::ShimDma48 => (word(2) & 0xFFFF) << 32 | word(1),
+            Schema::ControlPacket48 => (word(3) & 0x0FFF) << 32 | word(2),
+            Schema::ShimDma57 => (word(8) & 0x1FF) << 48 | (word(2) & 0xFFFF) << 32 | word(1),
+            Schema::Scalar32 | Schema::Address64 => 0,
+        }
+    }
+
+    fn finish(mut self) -> PatchTable {
+        self.table.sites.sort_by_key(|site| site.at);
+        self.table
+    }
+}
+
+/// Where the array sees host memory, for the schemas that need it added.
+fn aperture(schema: Schema) -> u64 {
+    match schema {
+        Schema::ShimDma48 | Schema::ControlPacket48 => HOST_APERTURE,
+        Schema::ShimDma57 | Schema::Scalar32 | Schema::Address64 => 0,
+    }
+}
+
+/// Appends a range to the ascending, disjoint ranges from index `start` on, joining it with the last one if they touch
+/// or if it lies just before words that a wider place already reported.
+pub fn push_range(ranges: &mut Vec<Range<u32>>, start: usize, range: Range<u32>) {
+    // Places may interleave by a few words, so the position is searched from the end.
+    let mut position = ranges.len();
+    while position > start && ranges[position - 1].start > range.start {
+        position -= 1;
+    }
+    if position > start && ranges[position - 1].end >= range.start {
+        let last = &mut ranges[position - 1];
+        last.end = last.end.max(range.end);
+        position -= 1;
+    } else {
+        ranges.insert(position, range);
+    }
+    if position + 1 < ranges.len() && ranges[position].end >= ranges[position + 1].start {
+        let next = ranges.remove(position + 1);
+        ranges[position].end = ranges[position].end.max(next.end);
+    }
+}
+
+/// Appends the byte ranges (whole words, neighbours joined) in which two images of the same size differ: what has to
+/// be rewritten to turn the code of one program into that of another. Trailing bytes count as one short word.
+pub fn changed_words(old: &[u8], new: &[u8], changed: &mut Vec<Range<u32>>) -> Result<(), RelocError> {
+    if old.len() != new.len() {
+        return Err(RelocError::ImageSize { wanted_bytes: old.len(), found_bytes: new.len() });
+    }
+    let start = changed.len();
+    for (i, (a, b)) in old.chunks(4).zip(new.chunks(4)).enumerate() {
+        if a != b {
+            let at = 4 * i as u32;
+            push_range(changed, start, at..at + a.len() as u32);
+        }
+    }
+    Ok(())
+}
