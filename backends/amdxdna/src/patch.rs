@@ -1,81 +1,7 @@
-//! Inserting addresses into code, and finding out what that changed.
+//! What binding another kernel or argument changes in device memory.
 
 use crate::driver::CACHE_LINE_BYTES;
-use crate::program::{Patch, Schema};
 use std::ops::Range;
-
-/// Offset at which the array sees host memory.
-const HOST_WINDOW: u64 = 0x8000_0000;
-
-/// A value that a place in the code cannot hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum PatchError {
-    /// The place lies outside its section.
-    #[error("a patch of {len} bytes at {offset:#x} of a section of {section} bytes")]
-    OutOfSection { offset: u32, len: usize, section: usize },
-    /// The array addresses 48 bits.
-    #[error("address {address:#x} at {offset:#x} does not fit 48 bits")]
-    AddressTooWide { offset: u32, address: u64 },
-    /// The array addresses whole words.
-    #[error("address {address:#x} at {offset:#x} is not a multiple of 4")]
-    Misaligned { offset: u32, address: u64 },
-}
-
-/// Writes `value` into `image` at `patch`. The image holds the template's words at that place: patching reads them.
-pub(crate) fn apply(image: &mut [u8], patch: &Patch, value: u64) -> Result<(), PatchError> {
-    let (offset, section) = (patch.offset, image.len());
-    let len = schema_bytes(patch.schema);
-    let end = (offset as usize).checked_add(len).filter(|end| *end <= section);
-    let end = end.ok_or(PatchError::OutOfSection { offset, len, section })?;
-    let place = &mut image[offset as usize..end];
-    match patch.schema {
-        Schema::Scalar32 { mask } => {
-            if mask != 0 {
-                let word = (word_at(place, 0) & !mask) | (value as u32 & mask);
-                put_word(place, 0, word);
-            }
-        }
-        Schema::Address64 => place.copy_from_slice(&value.to_le_bytes()),
-        Schema::ShimDma48 => insert_48(place, 1, 0xFFFF, patch, value)?,
-        Schema::ControlPacket48 => insert_48(place, 2, 0x0FFF, patch, value)?,
-    }
-    Ok(())
-}
-
-/// Bytes that a schema touches, from the place's start.
-pub(crate) const fn schema_bytes(schema: Schema) -> usize {
-    match schema {
-        Schema::Scalar32 { .. } => 4,
-        Schema::Address64 => 8,
-        Schema::ShimDma48 => 12,
-        Schema::ControlPacket48 => 16,
-    }
-}
-
-/// Low word at index `low`, high half-word in the word behind it, of which `high_mask` counts.
-fn insert_48(place: &mut [u8], low: usize, high_mask: u32, patch: &Patch, value: u64) -> Result<(), PatchError> {
-    let offset = patch.offset;
-    let (low_word, high_word) = (word_at(place, low), word_at(place, low + 1));
-    let base = (u64::from(high_word & high_mask) << 32) | u64::from(low_word);
-    let sum = [u64::from(patch.addend), HOST_WINDOW, value].into_iter().try_fold(base, u64::checked_add);
-    let address = sum.filter(|address| *address < 1 << 48);
-    let address = address.ok_or(PatchError::AddressTooWide { offset, address: value })?;
-    if !value.is_multiple_of(4) {
-        return Err(PatchError::Misaligned { offset, address: value });
-    }
-    put_word(place, low, address as u32 & !3);
-    put_word(place, low + 1, (high_word & 0xFFFF_0000) | (address >> 32) as u32);
-    Ok(())
-}
-
-fn word_at(bytes: &[u8], index: usize) -> u32 {
-    let at = 4 * index;
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-fn put_word(bytes: &mut [u8], index: usize, word: u32) {
-    bytes[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
-}
 
 /// Ranges of `new` that differ from `old`, in whole words (the last may be shorter), neighbours joined. Everything that
 /// `new` has beyond the end of `old` differs.
@@ -125,55 +51,8 @@ pub(crate) fn lines(ranges: &[Range<usize>], len: usize) -> Vec<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PatchError, apply, differences, lines};
-    use crate::program::{Patch, Schema, Source};
+    use super::{differences, lines};
     use proptest::prelude::*;
-
-    fn patch(schema: Schema, addend: u32) -> Patch {
-        Patch { offset: 4, schema, addend, source: Source::Argument(0) }
-    }
-
-    fn image(words: &[u32]) -> Vec<u8> {
-        words.iter().flat_map(|word| word.to_le_bytes()).collect()
-    }
-
-    #[test]
-    fn shim_addresses_add_template_addend_and_window() {
-        let mut code = image(&[9, 1, 0x10, 0x1234_0001, 5]);
-        apply(&mut code, &patch(Schema::ShimDma48, 0x8000_0004), 0x7E11_4745_7000).unwrap();
-        // 0x1_0000_0010 + 0x7E11_4745_7000 + 0x8000_0004 + 0x8000_0000
-        assert_eq!(code, image(&[9, 1, 0x4745_7014, 0x1234_7E13, 5]));
-    }
-
-    #[test]
-    fn control_packet_addresses_ignore_the_top_of_the_template() {
-        let mut code = image(&[9, 1, 2, 0xFFFF_FFF8, 0xABCD_5001, 5]);
-        apply(&mut code, &patch(Schema::ControlPacket48, 0), 0x7E13_27FC_5010).unwrap();
-        // 0x1_FFFF_FFF8 + 0x7E13_27FC_5010 + 0x8000_0000
-        assert_eq!(code, image(&[9, 1, 2, 0xA7FC_5008, 0xABCD_7E15, 5]));
-    }
-
-    #[test]
-    fn scalars_and_plain_addresses() {
-        let mut code = image(&[9, 0xFFFF_0000, 7]);
-        apply(&mut code, &patch(Schema::Scalar32 { mask: 0x0001_FFFF }, 99), 0x0000_1234).unwrap();
-        assert_eq!(code, image(&[9, 0xFFFE_1234, 7]));
-        apply(&mut code, &patch(Schema::Scalar32 { mask: 0 }, 0), u64::MAX).unwrap();
-        assert_eq!(code, image(&[9, 0xFFFE_1234, 7]));
-        apply(&mut code, &patch(Schema::Address64, 0), 0x0403_8000).unwrap();
-        assert_eq!(code, image(&[9, 0x0403_8000, 0]));
-    }
-
-    #[test]
-    fn what_does_not_fit_is_an_error() {
-        let mut code = image(&[0; 4]);
-        let wide = apply(&mut code, &patch(Schema::ShimDma48, 0), 0xFFFF_FFFF_0000);
-        assert!(matches!(wide, Err(PatchError::AddressTooWide { .. })));
-        let odd = apply(&mut code, &patch(Schema::ShimDma48, 0), 0x1002);
-        assert!(matches!(odd, Err(PatchError::Misaligned { .. })));
-        let outside = apply(&mut code, &patch(Schema::ControlPacket48, 0), 0x1000);
-        assert!(matches!(outside, Err(PatchError::OutOfSection { .. })));
-    }
 
     #[test]
     fn differences_are_words_and_lines_are_whole() {

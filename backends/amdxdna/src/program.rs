@@ -3,6 +3,7 @@
 //! Containers (xclbin, ELF) are parsed elsewhere; this is what is left of them once a context is open. Nothing here lives in
 //! device memory: instruction buffers belong to the runs of a runlist.
 
+use crate::format::reloc::PatchTable;
 use crate::packet::Opcode;
 use npuhal_core::device::{ArgKind, ArgSpec, LengthUnit};
 use std::sync::Arc;
@@ -106,30 +107,10 @@ pub(crate) struct Section {
     pub(crate) role: Role,
     /// Contents before patching.
     pub(crate) template: Arc<[u8]>,
-    /// Places to patch, ascending.
-    pub(crate) patches: Vec<Patch>,
-}
-
-/// One place where an address or value goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Patch {
-    pub(crate) offset: u32,
-    pub(crate) schema: Schema,
-    pub(crate) addend: u32,
-    pub(crate) source: Source,
-}
-
-/// How a value is inserted; numbers are relocation types.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Schema {
-    /// A field of one word; the mask says which bits.
-    Scalar32 { mask: u32 },
-    /// 48-bit address in a control packet.
-    ControlPacket48,
-    /// 48-bit address in the buffer descriptor of a shim DMA.
-    ShimDma48,
-    /// A plain 64-bit address.
-    Address64,
+    /// Places where addresses go.
+    pub(crate) table: PatchTable,
+    /// Where the value of each symbol of `table` comes from.
+    pub(crate) sources: Vec<Source>,
 }
 
 /// Where a patched value comes from.
@@ -149,6 +130,9 @@ pub(crate) enum Source {
     Pdi(u32),
 }
 
+/// Host memory of one place of a patch table, about.
+const SITE_BYTES: usize = 32;
+
 impl KernelProgram {
     /// The section with `role`.
     pub(crate) fn section(&self, role: Role) -> Option<&Section> {
@@ -157,7 +141,7 @@ impl KernelProgram {
 
     /// Bytes of host memory behind the program.
     pub(crate) fn host_bytes(&self) -> u64 {
-        let section = |section: &Section| section.template.len() + size_of_val(&section.patches[..]);
+        let section = |section: &Section| section.template.len() + SITE_BYTES * section.table.site_count();
         let sections: usize = self.sections.iter().map(section).sum();
         (sections + self.pdis.iter().map(|pdi| pdi.len()).sum::<usize>()) as u64
     }

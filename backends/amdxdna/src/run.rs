@@ -186,9 +186,9 @@ impl Run {
         core: &ContextCore,
         program: &KernelProgram,
     ) -> Result<Option<Arc<MemoryObject>>, DeviceError> {
-        let sources = program.sections.iter().flat_map(|section| &section.patches).map(|patch| patch.source);
+        let sources = program.sections.iter().flat_map(|section| &section.sources);
         let wanted = sources.filter_map(|source| match source {
-            Source::ScratchControl(len_bytes) => Some(u64::from(len_bytes)),
+            Source::ScratchControl(len_bytes) => Some(u64::from(*len_bytes)),
             _ => None,
         });
         let Some(len_bytes) = wanted.max() else { return Ok(None) };
@@ -229,12 +229,9 @@ type SectionObjects = [(Role, Arc<MemoryObject>)];
 impl Binding<'_> {
     /// The section's template with the run's addresses.
     fn image(&mut self, section: &Section, objects: &SectionObjects) -> Result<Vec<u8>, DeviceError> {
-        let mut image = section.template.to_vec();
-        for patch in &section.patches {
-            let value = self.value(patch.source, objects)?;
-            patch::apply(&mut image, patch, value).map_err(|error| self.bad_program(&error.to_string()))?;
-        }
-        Ok(image)
+        let values = section.sources.iter().map(|source| self.value(*source, objects));
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        section.table.patched(&section.template, &values).map_err(|error| self.bad_program(&error.to_string()))
     }
 
     fn value(&mut self, source: Source, objects: &SectionObjects) -> Result<u64, DeviceError> {

@@ -213,3 +213,6 @@ pub enum ElfError {
         value: u64,
     },
 }
+
+#[cfg(test)]
+mod tests;

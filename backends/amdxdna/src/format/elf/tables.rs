@@ -266,21 +266,44 @@ fn count_pointers(mut params: &str) -> Result<usize, &str> {
     if params == "v" {
         return Ok(0);
     }
+    let mut earlier = Vec::new();
     let mut count = 0;
     while !params.is_empty() {
-        let pointee = params.strip_prefix('P').ok_or(params)?.trim_start_matches(['K', 'V', 'P']);
-        let mut chars = pointee.chars();
-        match chars.next() {
-            Some(c) if c.is_ascii_lowercase() => {}
-            // A repeated parameter type: S_ or S<number>_.
-            Some('S') => {
-                let end = pointee.find('_').ok_or(params)?;
-                chars = pointee[end + 1..].chars();
-            }
-            _ => return Err(params),
+        let (is_pointer, rest) = parse_type(params, &mut earlier).ok_or(params)?;
+        if !is_pointer {
+            return Err(params);
         }
-        params = chars.as_str();
+        params = rest;
         count += 1;
     }
     Ok(count)
+}
+
+/// Reads one mangled type: whether it is a pointer, and what follows. `earlier` holds the types that `S_`, `S0_`, …
+/// refer to.
+fn parse_type<'a>(text: &'a str, earlier: &mut Vec<bool>) -> Option<(bool, &'a str)> {
+    let mut chars = text.chars();
+    match chars.next()? {
+        'P' => {
+            let (_, rest) = parse_type(chars.as_str(), earlier)?;
+            earlier.push(true);
+            Some((true, rest))
+        }
+        'K' | 'V' => {
+            let unqualified = chars.as_str().trim_start_matches(['K', 'V']);
+            let (is_pointer, rest) = parse_type(unqualified, earlier)?;
+            earlier.push(is_pointer);
+            Some((is_pointer, rest))
+        }
+        'S' => {
+            let (number, rest) = chars.as_str().split_once('_')?;
+            let index = match number {
+                "" => 0,
+                _ => usize::from_str_radix(number, 36).ok()?.checked_add(1)?,
+            };
+            Some((*earlier.get(index)?, rest))
+        }
+        builtin if builtin.is_ascii_lowercase() => Some((false, chars.as_str())),
+        _ => None,
+    }
 }

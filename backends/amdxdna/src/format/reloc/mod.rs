@@ -7,7 +7,9 @@
 mod assemble;
 mod table;
 
-pub use assemble::{AssembledCode, AssembledPatch, FOLD_FLAG, FOLD_FROM_ARGUMENT, PARTIAL_ARGUMENT_BASE, assemble};
+pub use assemble::{
+    ARGUMENT_MAX, AssembledCode, AssembledPatch, FOLD_FLAG, FOLD_FROM_ARGUMENT, PARTIAL_ARGUMENT_BASE, assemble,
+};
 pub use table::{PatchSymbol, PatchTable, changed_words, push_range};
 
 use super::elf::ElfError;
