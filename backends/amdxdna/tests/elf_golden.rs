@@ -179,7 +179,7 @@ fn built_files_read_back() {
         ArgumentSymbol { name: "0".to_owned(), size: 64 },
         ArgumentSymbol { name: "0".to_owned(), size: 128 },
     ];
-    let bd = u8::from(Schema::ShimDma48.number());
+    let bd = Schema::ShimDma48.number();
     let patches = vec![PDI_PATCH, PatchEntry { symbol: 2, offset: 48, schema: bd, addend: 0x8000_0004 }];
     let full = FullElfSpec {
         kernel: "copy".to_owned(),

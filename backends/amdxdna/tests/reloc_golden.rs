@@ -49,6 +49,27 @@ fn images_of_synthetic_files_are_reproduced() {
 }
 
 #[test]
+fn another_context_length_rewrites_the_words_that_depend_on_it() {
+    let Some(folder) = shared_golden("another_context_length", "xdna2/derived") else { return };
+    let [(old, old_template), (new, new_template)] = ["full_none_ctx1.elf", "full_none_ctx17.elf"].map(|name| {
+        let program = Program::parse(&read(folder.join(name))).unwrap();
+        let (index, _) = program.elf().find(".ctrltext.0").unwrap();
+        let template = program.content(index, LIMIT).unwrap().into_owned();
+        (PatchTable::of_section(&program, index, &template).unwrap(), template)
+    });
+    let values = [0x7E11_0000_0000, 0x7E12_0000_0000, 0x7E13_0000_0000, 0x7E14_0000_0000, 0x7E15_0000_0000];
+    let mut image = old.patched(&old_template, &values).unwrap();
+    let rebind = new.rebind_from(&old, &old_template, &new_template).unwrap();
+    // 8 context lengths in core memory, 4 offsets in DDR_PATCH operations, 4 lengths of key/value reads.
+    assert_eq!(rebind.word_count(), 16);
+    let mut changed = Vec::new();
+    new.rebind(&rebind, &values, &mut image, &mut changed).unwrap();
+    // The offsets reach the descriptors through the addends: 4 more words.
+    assert_eq!(changed.iter().map(|range| range.len()).sum::<usize>(), 4 * 20);
+    assert!(image == new.patched(&new_template, &values).unwrap());
+}
+
+#[test]
 fn images_of_captured_code_are_reproduced() {
     let Some(folder) = shared_golden("images_of_captured_code", "xdna2/derived") else { return };
     let cases = cases(false);

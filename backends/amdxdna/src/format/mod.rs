@@ -19,4 +19,7 @@ pub mod pdi;
 pub mod registers;
 pub mod reloc;
 pub mod txn;
+mod words;
 pub mod xclbin;
+
+pub use words::Words;

@@ -263,7 +263,7 @@ impl Elf {
     /// Rebuilds the name table in index order.
     fn write_names(&mut self) -> Result<(), ElfError> {
         let mut names = StringTable::default();
-        for section in &mut self.sections[1..] {
+        for section in self.sections.iter_mut().skip(1) {
             section.name_at = fit("name table", names.push(&section.name))?;
         }
         let (index, count) = (self.header.names_section, self.sections.len());

@@ -10,7 +10,11 @@ mod table;
 pub use assemble::{
     ARGUMENT_MAX, AssembledCode, AssembledPatch, FOLD_FLAG, FOLD_FROM_ARGUMENT, PARTIAL_ARGUMENT_BASE, assemble,
 };
+<<<<<<< HEAD
 pub use table::{PatchSymbol, PatchTable, changed_words, push_range};
+=======
+pub use table::{PatchSymbol, PatchTable, Rebind, changed_words};
+>>>>>>> formats
 
 use super::elf::ElfError;
 use thiserror::Error;
@@ -82,14 +86,15 @@ impl Schema {
         }
     }
 
-    /// Words from the place that are changed.
-    fn written_words(self) -> &'static [usize] {
+    /// Words from the place that are changed, with the bits that are. A scalar's bits are its mask.
+    fn written_words(self) -> &'static [(u32, u32)] {
+        const ALL: u32 = u32::MAX;
         match self {
-            Self::ShimDma57 => &[1, 2, 8],
-            Self::Scalar32 => &[0],
-            Self::ControlPacket48 => &[2, 3],
-            Self::ShimDma48 => &[1, 2],
-            Self::Address64 => &[0, 1],
+            Self::ShimDma57 => &[(1, ALL), (2, 0xFFFF), (8, 0x1FF)],
+            Self::Scalar32 => &[(0, ALL)],
+            Self::ControlPacket48 => &[(2, ALL), (3, 0xFFFF)],
+            Self::ShimDma48 => &[(1, ALL), (2, 0xFFFF)],
+            Self::Address64 => &[(0, ALL), (1, ALL)],
         }
     }
 
@@ -186,6 +191,12 @@ pub enum RelocError {
         wanted_bytes: usize,
         /// Size of the image.
         found_bytes: usize,
+    },
+    /// A section that is not made of whole words.
+    #[error("section of {section_bytes} bytes is not made of whole words")]
+    RaggedSection {
+        /// Size of the section.
+        section_bytes: usize,
     },
     /// Control code whose patches cannot be expressed as relocations.
     #[error("operation {op_index} patches {register}: {reason}")]

@@ -39,6 +39,30 @@ pub struct PatchTable {
     symbols: Vec<PatchSymbol>,
     /// By offset.
     sites: Vec<Site>,
+    /// Bits that the sites write, by word offset, ascending.
+    written: Vec<(u32, u32)>,
+}
+
+/// What turns an image of one program into that of another, apart from the new program's own patches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rebind {
+    template_bytes: usize,
+    words: Vec<RebindWord>,
+}
+
+/// A word that is rewritten; bits in `keep` belong to patches of the new program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RebindWord {
+    at: u32,
+    bits: u32,
+    keep: u32,
+}
+
+impl Rebind {
+    /// Words that are rewritten.
+    pub fn word_count(&self) -> usize {
+        self.words.len()
+    }
 }
 
 /// Collects a [`PatchTable`].
@@ -99,6 +123,13 @@ impl PatchTable {
     /// The image is the template, or the template after earlier applications of this table. Nothing is written unless
     /// all values can be.
     pub fn apply(&self, values: &[u64], image: &mut [u8], changed: &mut Vec<Range<u32>>) -> Result<(), RelocError> {
+        self.check_all(values, image)?;
+        self.write_all(values, image, changed.len(), changed);
+        Ok(())
+    }
+
+    /// Refuses values and images that do not fit, before anything is written.
+    fn check_all(&self, values: &[u64], image: &[u8]) -> Result<(), RelocError> {
         if values.len() != self.symbols.len() {
             return Err(RelocError::ValueCount { wanted: self.symbols.len(), found: values.len() });
         }
@@ -108,10 +139,63 @@ impl PatchTable {
         for site in &self.sites {
             self.check(site, values[site.symbol as usize])?;
         }
-        let start = changed.len();
+        Ok(())
+    }
+
+    /// Writes checked values; ranges are joined from index `start` on.
+    fn write_all(&self, values: &[u64], image: &mut [u8], start: usize, changed: &mut Vec<Range<u32>>) {
         for site in &self.sites {
             site.write(values[site.symbol as usize], image, &mut |range| push_range(changed, start, range));
         }
+    }
+
+    /// What has to be rewritten in an image of `old` (which was resolved on `old_template`) to make it one of this
+    /// table, which was resolved on `new_template`. Both sections have the same size.
+    pub fn rebind_from(&self, old: &Self, old_template: &[u8], new_template: &[u8]) -> Result<Rebind, RelocError> {
+        let wanted_bytes = self.template_bytes;
+        for found_bytes in [old.template_bytes, old_template.len(), new_template.len()] {
+            if found_bytes != wanted_bytes {
+                return Err(RelocError::ImageSize { wanted_bytes, found_bytes });
+            }
+        }
+        if !wanted_bytes.is_multiple_of(4) {
+            return Err(RelocError::RaggedSection { section_bytes: wanted_bytes });
+        }
+        let mut words = Vec::new();
+        let (mut old_written, mut new_written) = (old.written.iter().peekable(), self.written.iter().peekable());
+        for at in (0..wanted_bytes as u32).step_by(4) {
+            let bits_of = |template: &[u8]| u32_at(template, at as usize).unwrap_or_default();
+            let (before, bits) = (bits_of(old_template), bits_of(new_template));
+            let old_mask = old_written.next_if(|(word, _)| *word == at).map_or(0, |(_, mask)| *mask);
+            let keep = new_written.next_if(|(word, _)| *word == at).map_or(0, |(_, mask)| *mask);
+            if (before ^ bits | old_mask) & !keep != 0 {
+                words.push(RebindWord { at, bits, keep });
+            }
+        }
+        Ok(Rebind { template_bytes: wanted_bytes, words })
+    }
+
+    /// Rewrites an image of another program, to which `rebind` belongs, and inserts `values`; see
+    /// [`apply`](Self::apply).
+    pub fn rebind(
+        &self,
+        rebind: &Rebind,
+        values: &[u64],
+        image: &mut [u8],
+        changed: &mut Vec<Range<u32>>,
+    ) -> Result<(), RelocError> {
+        if rebind.template_bytes != self.template_bytes {
+            return Err(RelocError::ImageSize {
+                wanted_bytes: self.template_bytes,
+                found_bytes: rebind.template_bytes,
+            });
+        }
+        self.check_all(values, image)?;
+        let start = changed.len();
+        for word in &rebind.words {
+            merge_word(image, word.at, word.bits, !word.keep, &mut |range| push_range(changed, start, range));
+        }
+        self.write_all(values, image, start, changed);
         Ok(())
     }
 
@@ -142,16 +226,7 @@ impl Site {
     fn write(&self, value: u64, image: &mut [u8], changed: &mut impl FnMut(Range<u32>)) {
         let sum = self.base.wrapping_add(value);
         let (low, high) = (sum as u32, (sum >> 32) as u32);
-        let mut merge = |word: u32, bits: u32, mask: u32| {
-            let at = self.at + 4 * word;
-            let Some(chunk) = image.get_mut(at as usize..at as usize + 4) else { return };
-            let old = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
-            let new = old & !mask | bits & mask;
-            if new != old {
-                chunk.copy_from_slice(&new.to_le_bytes());
-                changed(at..at + 4);
-            }
-        };
+        let mut merge = |word: u32, bits: u32, mask: u32| merge_word(image, self.at + 4 * word, bits, mask, changed);
         match self.schema {
             Schema::Scalar32 => merge(0, value as u32, self.mask),
             Schema::Address64 => {
@@ -175,9 +250,21 @@ impl Site {
     }
 }
 
+/// Replaces the bits of `mask` in the word at byte `at`, and reports it if that changes the word.
+fn merge_word(image: &mut [u8], at: u32, bits: u32, mask: u32, changed: &mut impl FnMut(Range<u32>)) {
+    let Some(chunk) = image.get_mut(at as usize..at as usize + 4) else { return };
+    let old = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
+    let new = old & !mask | bits & mask;
+    if new != old {
+        chunk.copy_from_slice(&new.to_le_bytes());
+        changed(at..at + 4);
+    }
+}
+
 impl<'a> Resolver<'a> {
     fn new(template: &'a [u8]) -> Self {
-        let table = PatchTable { template_bytes: template.len(), symbols: Vec::new(), sites: Vec::new() };
+        let template_bytes = template.len();
+        let table = PatchTable { template_bytes, symbols: Vec::new(), sites: Vec::new(), written: Vec::new() };
         Self { template, table, by_name: HashMap::new(), written: HashMap::new() }
     }
 
@@ -226,11 +313,11 @@ impl<'a> Resolver<'a> {
         Ok(index)
     }
 
-    /// Reserves the bits a site writes; only scalars with separate masks may share a word.
+    /// Reserves the bits a site writes; no other site may write them.
     fn claim(&mut self, symbol: u32, schema: Schema, mask: u32, at: u32) -> Result<(), RelocError> {
-        let bits = if schema == Schema::Scalar32 { mask } else { u32::MAX };
-        for &word in schema.written_words() {
-            let word_at = at + 4 * word as u32;
+        for &(word, bits) in schema.written_words() {
+            let bits = if schema == Schema::Scalar32 { mask } else { bits };
+            let word_at = at + 4 * word;
             let (first, taken) = self.written.entry(word_at).or_insert((symbol, 0));
             if *taken & bits != 0 {
                 let name = |index: u32| self.table.symbols[index as usize].name.clone();
@@ -254,6 +341,8 @@ impl<'a> Resolver<'a> {
 
     fn finish(mut self) -> PatchTable {
         self.table.sites.sort_by_key(|site| site.at);
+        self.table.written = self.written.iter().map(|(at, (_, bits))| (*at, *bits)).collect();
+        self.table.written.sort_unstable();
         self.table
     }
 }
@@ -268,7 +357,7 @@ fn aperture(schema: Schema) -> u64 {
 
 /// Appends a range to the ascending, disjoint ranges from index `start` on, joining it with the last one if they touch
 /// or if it lies just before words that a wider place already reported.
-pub fn push_range(ranges: &mut Vec<Range<u32>>, start: usize, range: Range<u32>) {
+fn push_range(ranges: &mut Vec<Range<u32>>, start: usize, range: Range<u32>) {
     // Places may interleave by a few words, so the position is searched from the end.
     let mut position = ranges.len();
     while position > start && ranges[position - 1].start > range.start {

@@ -79,7 +79,7 @@ fn values_are_checked_before_anything_is_written() {
     assert!(matches!(apply(&[0x1000]), Err(RelocError::ValueCount { wanted: 2, found: 1 })));
     assert!(matches!(apply(&[0x1000, 0x1002]), Err(RelocError::Unaligned { what: "address", .. })));
     assert!(matches!(apply(&[0x1000, (1 << 48) - 0x8000_0000]), Err(RelocError::TooLarge { bits: 48, .. })));
-    assert!(matches!(apply(&[0x1000, u64::MAX & !3]), Err(RelocError::TooLarge { .. })));
+    assert!(matches!(apply(&[0x1000, !3]), Err(RelocError::TooLarge { .. })));
     assert_eq!(image, template);
     assert!(table.apply(&[0x1000, (1 << 48) - 0x8000_0004], &mut image, &mut Vec::new()).is_ok());
     let short = table.apply(&[0, 0], &mut image[..28], &mut Vec::new());
@@ -100,10 +100,38 @@ fn only_changed_words_are_reported() {
     assert_eq!(run(&[0x1_0000_1000, 0x2_0000_0000]), [4..12, 16..20]);
     assert_eq!(run(&[0x1_0000_1000, 0x2_0000_0000]), []);
     assert_eq!(run(&[0x1_0000_2000, 0x2_0000_0004]), [4..8, 12..16]);
-    assert_eq!(run(&[0x1_0000_2000, 0x3_0000_0004]), [16..20]);
-    let mut changed = vec![0..4];
+    assert_eq!(run(&[0x1_0000_2000, 0x3_0000_0004]), std::iter::once(16..20).collect::<Vec<_>>());
+    let mut changed: Vec<_> = std::iter::once(0..4).collect();
     changed_words(&template, &image, &mut changed).unwrap();
     assert_eq!(changed, [0..4, 4..20]);
+}
+
+#[test]
+fn rebinding_equals_patching_the_other_template() {
+    let schema = Schema::ShimDma48;
+    let old_template = bytes(&[1, 0, 0xAB_0000, 3, 4, 5, 6, 7]);
+    let new_template = bytes(&[9, 0, 0xCD_0000, 3, 4, 5, 6, 8]);
+    let old = PatchTable::new(&old_template, [("a", schema, 0, 0, 0), ("s", Schema::Scalar32, 0xFF, 16, 0)]).unwrap();
+    let new = PatchTable::new(&new_template, [("a", schema, 0, 0, 0x40), ("s", Schema::Scalar32, 0xF, 16, 0)]).unwrap();
+    let rebind = new.rebind_from(&old, &old_template, &new_template).unwrap();
+    // Length, upper half of the descriptor word, the scalar's smaller mask, the last word.
+    assert_eq!(rebind.word_count(), 4);
+    let mut image = old.patched(&old_template, &[0x1000, 0xFF]).unwrap();
+    let before = image.clone();
+    let (mut changed, mut expected) = (Vec::new(), Vec::new());
+    new.rebind(&rebind, &[0x1000, 5], &mut image, &mut changed).unwrap();
+    assert_eq!(image, new.patched(&new_template, &[0x1000, 5]).unwrap());
+    changed_words(&before, &image, &mut expected).unwrap();
+    assert_eq!(changed, expected);
+    assert_eq!(changed, [0..12, 16..20, 28..32]);
+    let same = new.rebind_from(&new, &new_template, &new_template).unwrap();
+    assert_eq!(same.word_count(), 0);
+    assert!(matches!(new.rebind_from(&old, &old_template, &new_template[..28]), Err(RelocError::ImageSize { .. })));
+    let ragged = PatchTable::new(&[0; 5], []).unwrap();
+    assert!(matches!(
+        ragged.rebind_from(&ragged, &[0; 5], &[0; 5]),
+        Err(RelocError::RaggedSection { section_bytes: 5 })
+    ));
 }
 
 /// A program of one column that fills descriptors and patches them.

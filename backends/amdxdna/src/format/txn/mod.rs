@@ -10,11 +10,10 @@ mod build;
 mod decode;
 mod display;
 mod encode;
-mod words;
 
+pub use crate::format::words::Words;
 pub use build::Builder;
 pub use decode::{OpAt, Ops, View};
-pub use words::Words;
 
 use crate::format::registers::{RegisterError, TokenWait};
 use std::fmt;

@@ -54,6 +54,14 @@ impl<'a> Words<'a> {
         Some(out)
     }
 
+    /// The words from index `count` on; none when there are fewer.
+    pub fn skip(self, count: usize) -> Self {
+        match self.0 {
+            Repr::Borrowed(bytes) => Self(Repr::Borrowed(bytes.get(count.saturating_mul(4)..).unwrap_or_default())),
+            Repr::Owned(words) => Self(Repr::Owned(words.get(count..).unwrap_or_default().to_vec())),
+        }
+    }
+
     /// The words for changing; copies borrowed ones.
     pub fn to_mut(&mut self) -> &mut Vec<u32> {
         if let Repr::Borrowed(_) = self.0 {
@@ -74,7 +82,7 @@ impl<'a> Words<'a> {
     }
 
     /// Appends the words as little-endian bytes.
-    pub(super) fn write_to(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write_to(&self, out: &mut Vec<u8>) {
         match &self.0 {
             Repr::Borrowed(bytes) => out.extend_from_slice(bytes),
             Repr::Owned(words) => out.extend(words.iter().flat_map(|w| w.to_le_bytes())),
