@@ -90,7 +90,10 @@ impl ContextCore {
         for other in others {
             let mut life = other.life();
             life.lost.get_or_insert_with(|| {
-                format!("another context of this process was closed ({reason}), and on {} all go together", self.silicon)
+                format!(
+                    "another context of this process was closed ({reason}), and on {} all go together",
+                    self.silicon
+                )
             });
             // The others' others are the same set: each is visited by this loop.
             let _ = other.destroy(&mut life);

@@ -3,8 +3,10 @@
 use crate::budget::ContextBudget;
 use crate::cache_of_programs::{MAX_BYTES, ProgramCache};
 use crate::context::NpuContext;
-use crate::driver::{BoKind, Driver, HEAP_CHUNK_BYTES, Mapping};
+use crate::discovery::FoundNpu;
+use crate::driver::{BoKind, Driver, HEAP_CHUNK_BYTES, Mapping, Qos};
 use crate::error::{Operation, driver_error, retry};
+use crate::kernel_driver::KernelDriver;
 use crate::load::Boot;
 use crate::memory_object::MemoryObject;
 use crate::session::Session;
@@ -97,6 +99,24 @@ impl NpuDevice {
         Ok(Self { session, silicon: identity.silicon, card, core_rows, budget, programs })
     }
 
+    /// Opens a device that was found on this machine. [`crate::discovery::check`] says more about why it may fail.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] for a part that is not served or has no node; as [`NpuDevice::open`].
+    pub fn open_found(npu: &FoundNpu) -> Result<Self, DeviceError> {
+        let (Some(silicon), Some(node), Some(card)) = (npu.silicon, &npu.node, npu.card()) else {
+            return Err(DeviceError::Unavailable {
+                device: npu.id.clone(),
+                reason: "no part that is served, or no device node".to_owned(),
+                remedy: "run `npuhal doctor`".to_owned(),
+            });
+        };
+        let driver = KernelDriver::open(node).map_err(|errno| driver_error(Operation::Open, errno))?;
+        let identity =
+            NpuIdentity { id: card.id, name: card.name, silicon, is_virtual: false, address: npu.pci_address.clone() };
+        Self::open(Arc::new(driver), &identity)
+    }
+
     /// Part.
     #[must_use]
     pub fn silicon(&self) -> Silicon {
@@ -174,6 +194,16 @@ impl Device for NpuDevice {
     }
 
     fn open_context(&self, boot: &Program<'_>) -> Result<Box<dyn Context>, DeviceError> {
+        Ok(Box::new(self.open_context_with(boot, Qos::default())?))
+    }
+}
+
+impl NpuDevice {
+    /// [`Device::open_context`] with wishes about scheduling.
+    ///
+    /// # Errors
+    /// As [`Device::open_context`].
+    pub fn open_context_with(&self, boot: &Program<'_>, qos: Qos) -> Result<NpuContext, DeviceError> {
         let boot = match *boot {
             Program::Xclbin { image } => xclbin_boot(image, &self.programs)?,
             Program::FullElf { image, kernel } => Boot::full_elf(image, kernel, &self.programs)?,
@@ -191,7 +221,7 @@ impl Device for NpuDevice {
                 reason: format!("wanted 1 to {} columns, found {}", self.card.columns, boot.columns),
             });
         }
-        Ok(Box::new(NpuContext::open(&self.session, self.silicon, self.core_rows, &self.budget, boot)?))
+        NpuContext::open(&self.session, self.silicon, self.core_rows, &self.budget, Boot { qos, ..boot })
     }
 }
 

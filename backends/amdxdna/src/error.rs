@@ -122,7 +122,7 @@ pub fn explain(operation: Operation, errno: Errno) -> Explanation {
         (Op::Open, Errno::ENOENT) => ("there is no such node", "load the driver: `sudo modprobe amdxdna`"),
         (Op::Open, Errno::EINVAL | Errno::ENODEV | Errno::ENOSPC) => (
             "the process's memory cannot be shared with the device (SVA)",
-            "switch the IOMMU on in the BIOS and boot without `amd_iommu=off` or `iommu=pt`; it does not work inside a virtual machine",
+            "switch the IOMMU on in the BIOS and boot without `amd_iommu=off`; it does not work inside a virtual machine",
         ),
         (Op::Open, Errno::EBUSY) => ("the device is in use exclusively", "close the other NPU program"),
         (Op::Open, Errno::EOPNOTSUPP) => ("this processor cannot flush its caches from user space", ""),

@@ -10,6 +10,9 @@ use npuhal_core::DeviceError;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+/// Called with each piece of an access: its mapping, the start inside it, and the piece's range inside the access.
+pub(crate) type VisitPart<'a> = dyn FnMut(&dyn Mapping, u64, Range<usize>) -> Result<(), OutOfMapping> + 'a;
+
 /// Chunks of the device heap of one open file. It lives as long as the file.
 #[derive(Debug, Default)]
 pub(crate) struct Heap {
@@ -65,13 +68,12 @@ impl Heap {
         self.chunks.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Calls `visit` with each chunk's part of `len_bytes` at `offset_bytes` from the heap's start: its mapping, the start
-    /// inside it, and the part's range relative to `offset_bytes`.
+    /// Calls `visit` with each chunk's part of `len_bytes` at `offset_bytes` from the heap's start.
     pub(crate) fn each_part(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
-        visit: &mut dyn FnMut(&dyn Mapping, u64, Range<usize>) -> Result<(), OutOfMapping>,
+        visit: &mut VisitPart<'_>,
     ) -> Result<(), OutOfMapping> {
         let chunks = self.chunks.read().unwrap_or_else(PoisonError::into_inner);
         let size_bytes = chunks.len() as u64 * HEAP_CHUNK_BYTES;

@@ -75,7 +75,9 @@ impl Loader {
             (Base::FullElf { columns }, Program::FullElf { image, kernel }) => {
                 self.cache.get_or_insert(image, kernel, || full_elf(image, kernel, *columns))
             }
-            (Base::Units(_), _) => Err(wrong_kind("an instruction stream or a partial ELF for one of its compute units")),
+            (Base::Units(_), _) => {
+                Err(wrong_kind("an instruction stream or a partial ELF for one of its compute units"))
+            }
             (Base::FullElf { .. }, _) => Err(wrong_kind("a kernel of a full ELF")),
         }?;
         check_opcode(&loaded, silicon)?;

@@ -45,7 +45,9 @@ impl MappedPages {
     ) -> Result<Self, Errno> {
         let len = page_multiple(len_bytes)?;
         let at = usize::try_from(at_bytes).map_err(|_| Errno::EINVAL)?;
-        if !at_bytes.is_multiple_of(HEAP_CHUNK_BYTES) || at.checked_add(len).is_none_or(|end| end as u64 > HEAP_MAX_BYTES) {
+        if !at_bytes.is_multiple_of(HEAP_CHUNK_BYTES)
+            || at.checked_add(len).is_none_or(|end| end as u64 > HEAP_MAX_BYTES)
+        {
             return Err(Errno::EINVAL);
         }
         let base = window.base.wrapping_add(at);

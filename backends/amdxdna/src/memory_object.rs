@@ -1,6 +1,7 @@
 //! A buffer object with its memory: raw access, cache maintenance, and the count of submissions that hold it.
 
 use crate::driver::{BoHandle, BoKind, CACHE_LINE_BYTES, Mapping, OutOfMapping};
+use crate::heap::VisitPart;
 use crate::session::Session;
 use npuhal_core::DeviceError;
 use npuhal_core::device::BufferObject;
@@ -145,23 +146,18 @@ impl MemoryObject {
             let (start, end) = (first.start + part.start as u64, first.start + part.end as u64);
             parts.clear();
             let inside = ranges.iter().map(|range| range.start.max(start)..range.end.min(end));
-            parts.extend(inside.filter(|range| range.start < range.end).map(|r| r.start - start + at..r.end - start + at));
+            parts.extend(
+                inside.filter(|range| range.start < range.end).map(|r| r.start - start + at..r.end - start + at),
+            );
             mapping.flush(&parts)
         })
     }
 
-    fn each_part(
-        &self,
-        at_bytes: u64,
-        len_bytes: u64,
-        visit: &mut dyn FnMut(&dyn Mapping, u64, Range<usize>) -> Result<(), OutOfMapping>,
-    ) -> Result<(), OutOfMapping> {
+    fn each_part(&self, at_bytes: u64, len_bytes: u64, visit: &mut VisitPart<'_>) -> Result<(), OutOfMapping> {
         self.check(at_bytes, len_bytes)?;
         match self.backing() {
             Backing::Mapped(mapping) => visit(&**mapping, at_bytes, 0..len_bytes as usize),
-            Backing::Heap { offset_bytes } => {
-                self.session.heap().each_part(offset_bytes + at_bytes, len_bytes, visit)
-            }
+            Backing::Heap { offset_bytes } => self.session.heap().each_part(offset_bytes + at_bytes, len_bytes, visit),
         }
     }
 

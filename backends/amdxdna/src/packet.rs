@@ -258,10 +258,8 @@ impl Packet {
         if count > limit {
             return Err(PacketTooLong { opcode: self.opcode, words: count, limit });
         }
-        self.words[0] |= kind
-            | ((self.opcode as u32) << OPCODE_SHIFT)
-            | ((count as u32) << COUNT_SHIFT)
-            | CommandState::New as u32;
+        self.words[0] |=
+            kind | ((self.opcode as u32) << OPCODE_SHIFT) | ((count as u32) << COUNT_SHIFT) | CommandState::New as u32;
         self.body = self.words[1..].iter().flat_map(|word| word.to_le_bytes()).collect();
         Ok(self)
     }
@@ -352,9 +350,7 @@ mod tests {
         let elf = Packet::start_preemptible(true, None, code, save, restore, 0x7E12_6161_7000).unwrap();
         assert_eq!(
             elf.words(),
-            [
-                0x3B00_D001, 0, 0x0402_0000, 0, 0x0402_8000, 0, 0x0403_0000, 0, 0x200, 0x60, 0x60, 0, 0x6161_7000, 0x7E12
-            ]
+            [0x3B00_D001, 0, 0x0402_0000, 0, 0x0402_8000, 0, 0x0403_0000, 0, 0x200, 0x60, 0x60, 0, 0x6161_7000, 0x7E12]
         );
     }
 

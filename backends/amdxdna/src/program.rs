@@ -148,7 +148,7 @@ impl KernelProgram {
 
     /// Whether runs of both take the same arguments.
     pub(crate) fn same_signature(&self, other: &Self) -> bool {
-        let kinds = |program: &Self| program.signature.iter().map(|arg| arg.kind.clone()).collect::<Vec<ArgKind>>();
+        let kinds = |program: &Self| program.signature.iter().map(|arg| arg.kind).collect::<Vec<ArgKind>>();
         kinds(self) == kinds(other)
     }
 }
@@ -173,8 +173,21 @@ mod tests {
         let args = [0x7E11_8DD0_7000, 0x7E11_B115_F000, 0x7E11_D45B_8000, 0x7E11_F7A1_2000];
         let words = map.fill(3, 0x0402_8000, 56, &args);
         let expected = [
-            3, 0, 0x0402_8000, 0, 14, 0x8DD0_7000, 0x7E11, 0xB115_F000, 0x7E11, 0xD45B_8000, 0x7E11, 0xF7A1_2000, 0x7E11,
-            0, 0,
+            3,
+            0,
+            0x0402_8000,
+            0,
+            14,
+            0x8DD0_7000,
+            0x7E11,
+            0xB115_F000,
+            0x7E11,
+            0xD45B_8000,
+            0x7E11,
+            0xF7A1_2000,
+            0x7E11,
+            0,
+            0,
         ];
         assert_eq!(words, expected);
         let bytes = RegisterMap { length_unit: LengthUnit::Bytes, ..map };

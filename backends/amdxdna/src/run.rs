@@ -6,7 +6,7 @@
 use crate::context::{ContextCore, NpuKernel};
 use crate::driver::{BoHandle, BoKind, DEV_ALIGN_BYTES};
 use crate::memory_object::MemoryObject;
-use crate::packet::{CodeRef, MODE_TRANSACTION, Opcode, PacketTooLong, Packet, COMMAND_BYTES, HealthRecord};
+use crate::packet::{COMMAND_BYTES, CodeRef, HealthRecord, MODE_TRANSACTION, Opcode, Packet, PacketTooLong};
 use crate::patch;
 use crate::program::{KernelProgram, Launch, Role, Section, Source};
 use npuhal_core::DeviceError;
@@ -359,16 +359,12 @@ fn update(object: &MemoryObject, old: &[u8], new: &[u8]) -> Result<PatchStats, D
     }
     let lines = patch::lines(&ranges, new.len());
     object.flush(&lines).map_err(|error| object.out_of_range(error))?;
-    stats.flushed_lines = lines.iter().map(|line| (line.end - line.start).div_ceil(crate::driver::CACHE_LINE_BYTES)).sum();
+    stats.flushed_lines =
+        lines.iter().map(|line| (line.end - line.start).div_ceil(crate::driver::CACHE_LINE_BYTES)).sum();
     Ok(stats)
 }
 
-fn bind_arg(
-    core: &ContextCore,
-    program: &KernelProgram,
-    index: usize,
-    arg: &Arg,
-) -> Result<BoundArg, DeviceError> {
+fn bind_arg(core: &ContextCore, program: &KernelProgram, index: usize, arg: &Arg) -> Result<BoundArg, DeviceError> {
     let Some(spec) = program.signature.get(index) else {
         return Err(bad_arg(program, index, &format!("{} arguments", program.signature.len()), "one more"));
     };
@@ -415,12 +411,7 @@ fn found(arg: &Arg) -> String {
 }
 
 fn bad_arg(program: &KernelProgram, index: usize, wanted: &str, found: &str) -> DeviceError {
-    DeviceError::BadArgument {
-        kernel: program.name.clone(),
-        index,
-        wanted: wanted.to_owned(),
-        found: found.to_owned(),
-    }
+    DeviceError::BadArgument { kernel: program.name.clone(), index, wanted: wanted.to_owned(), found: found.to_owned() }
 }
 
 fn too_long(program: &KernelProgram, error: &PacketTooLong) -> DeviceError {

@@ -86,10 +86,9 @@ impl NpuRunlist {
 
     fn run_mut(&mut self, operation: &'static str, run: RunIndex) -> Result<&mut Run, DeviceError> {
         let len = self.runs.len();
-        self.runs.get_mut(run.0 as usize).ok_or_else(|| DeviceError::Misuse {
-            operation,
-            reason: format!("run {} of a list of {len}", run.0),
-        })
+        self.runs
+            .get_mut(run.0 as usize)
+            .ok_or_else(|| DeviceError::Misuse { operation, reason: format!("run {} of a list of {len}", run.0) })
     }
 
     fn ready_plan(&mut self) -> Result<Arc<Plan>, DeviceError> {
@@ -104,11 +103,10 @@ impl NpuRunlist {
     /// Splits the runs into commands: as many as a chain holds, all of one opcode.
     fn pack(&mut self) -> Result<Plan, DeviceError> {
         let mut commands = Vec::new();
-        let mut chains = 0;
-        for range in split(&self.runs.iter().map(Run::opcode).collect::<Vec<_>>()) {
+        let opcodes: Vec<_> = self.runs.iter().map(Run::opcode).collect();
+        for (number, range) in split(&opcodes).into_iter().enumerate() {
             let is_single = self.runs.len() == 1 && fits_alone(self.runs[0].packet());
-            let object = if is_single { None } else { Some(self.chain_command(chains)?) };
-            chains += 1;
+            let object = if is_single { None } else { Some(self.chain_command(number)?) };
             let runs = &self.runs[range.clone()];
             let run_objects: Vec<_> = runs.iter().map(|run| Arc::clone(run.command())).collect();
             let chain = if is_single { None } else { Some(chain_packet(&run_objects)?) };
@@ -163,10 +161,8 @@ impl Runlist for NpuRunlist {
     fn push(&mut self, kernel: &dyn Kernel, args: &[Arg]) -> Result<RunIndex, DeviceError> {
         self.idle("push")?;
         let kernel = self.own("push", kernel)?;
-        let index = u32::try_from(self.runs.len()).map_err(|_| DeviceError::Misuse {
-            operation: "push",
-            reason: "too many runs in one list".to_owned(),
-        })?;
+        let index = u32::try_from(self.runs.len())
+            .map_err(|_| DeviceError::Misuse { operation: "push", reason: "too many runs in one list".to_owned() })?;
         self.runs.push(Run::new(&self.core, kernel, args)?);
         self.plan = None;
         Ok(RunIndex(index))
@@ -259,7 +255,8 @@ mod tests {
     fn chains_are_full_and_of_one_opcode() {
         assert_eq!(split(&[Opcode::StartCu; 29]), [0..24, 24..29]);
         assert_eq!(split(&[Opcode::StartCu; 48]), [0..24, 24..48]);
-        let mixed = [Opcode::StartNpuPreemptElf, Opcode::StartNpuPreemptElf, Opcode::StartNpu, Opcode::StartNpuPreemptElf];
+        let mixed =
+            [Opcode::StartNpuPreemptElf, Opcode::StartNpuPreemptElf, Opcode::StartNpu, Opcode::StartNpuPreemptElf];
         assert_eq!(split(&mixed), [0..2, 2..3, 3..4]);
         assert!(split(&[]).is_empty());
     }

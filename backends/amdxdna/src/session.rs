@@ -1,8 +1,8 @@
 //! One open device file and everything that is counted for it: heap, buffer objects, retries.
 
 use crate::driver::{
-    BoHandle, BoInfo, BoKind, CreateBo, DRIVER_NAME, Driver, DriverVersion, ImportedBo, MapRequest, Mapping, PAGE_BYTES,
-    Placement,
+    BoHandle, BoInfo, BoKind, CreateBo, DRIVER_NAME, Driver, DriverVersion, ImportedBo, MapRequest, Mapping,
+    PAGE_BYTES, Placement,
 };
 use crate::errno::Errno;
 use crate::error::{Operation, driver_error, retry, retry_interrupted};
@@ -42,10 +42,6 @@ impl Session {
 
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.driver
-    }
-
-    pub(crate) fn id(&self) -> &str {
-        &self.id
     }
 
     pub(crate) fn version(&self) -> &DriverVersion {
@@ -89,11 +85,7 @@ impl Session {
         size_bytes: u64,
     ) -> Result<Arc<MemoryObject>, DeviceError> {
         if size_bytes == 0 || size_bytes > memory.len_bytes() {
-            return Err(DeviceError::OutOfRange {
-                at_bytes: 0,
-                len_bytes: size_bytes,
-                size_bytes: memory.len_bytes(),
-            });
+            return Err(DeviceError::OutOfRange { at_bytes: 0, len_bytes: size_bytes, size_bytes: memory.len_bytes() });
         }
         let request = CreateBo { kind: BoKind::Share, size_bytes: 0, user_memory: Some(&memory) };
         let bo = retry_interrupted(|| self.driver.create_bo(&request))
@@ -142,7 +134,9 @@ impl Session {
         let first = retry_interrupted(|| self.driver.create_bo(&request));
         let result = match first {
             Err(Errno::EAGAIN) => {
-                self.heap.grow(self.driver(), chunks).map_err(|error| self.heap_full(size_bytes, &error.to_string()))?;
+                self.heap
+                    .grow(self.driver(), chunks)
+                    .map_err(|error| self.heap_full(size_bytes, &error.to_string()))?;
                 retry_interrupted(|| self.driver.create_bo(&request))
             }
             result => result,
@@ -194,8 +188,8 @@ impl Session {
         let len_bytes = size_bytes.checked_next_multiple_of(PAGE_BYTES);
         let len_bytes = len_bytes.ok_or_else(|| driver_error(Operation::Map, Errno::ENOMEM))?;
         let request = MapRequest { bo, map_offset, len_bytes, placement: Placement::Anywhere };
-        let mapping = retry_interrupted(|| self.driver.map(&request))
-            .map_err(|errno| driver_error(Operation::Map, errno))?;
+        let mapping =
+            retry_interrupted(|| self.driver.map(&request)).map_err(|errno| driver_error(Operation::Map, errno))?;
         // Where the device shares the process's address space, the address of the first mapping is the device address.
         let device_address = info.device_address.unwrap_or_else(|| mapping.address());
         Ok((device_address, Backing::Mapped(mapping)))

@@ -160,7 +160,11 @@ impl NpuSubmission {
     fn failure(&self, command: &Command) -> RunError {
         let header = header(command);
         let index = if command.chain.is_some() {
-            command.object.load_u32(CHAIN_ERROR_INDEX_AT).ok().filter(|index| (*index as usize) < command.run_objects.len())
+            command
+                .object
+                .load_u32(CHAIN_ERROR_INDEX_AT)
+                .ok()
+                .filter(|index| (*index as usize) < command.run_objects.len())
         } else {
             Some(0)
         };

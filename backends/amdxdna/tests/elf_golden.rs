@@ -3,7 +3,9 @@
 mod common;
 
 use common::{data, json, read, sha256, shared_golden, unhex};
-use npuhal_amdxdna::format::elf::{ArgumentSymbol, Elf, FullElfSpec, PartialElfSpec, PatchEntry, Plan, Program};
+use npuhal_amdxdna::format::elf::{
+    ArgumentSymbol, Elf, FullElfSpec, PartialElfSpec, PatchEntry, Plan, Program, SymbolRole,
+};
 use npuhal_amdxdna::format::reloc::{PARTIAL_ARGUMENT_BASE, Schema, assemble};
 use npuhal_amdxdna::format::txn::{OpKind, Stream};
 use proptest::prelude::*;
@@ -46,6 +48,21 @@ fn kernels_and_instances_of_a_synthetic_file_are_found() {
     assert!(program.find("rt:a").is_ok());
     let error = program.find("rt:b").unwrap_err().to_string();
     assert!(error.contains("rt:b") && error.contains("rt:a"), "{error}");
+    for (symbol, role) in [
+        ("3", SymbolRole::Argument("3")),
+        ("argv1", SymbolRole::Argument("argv1")),
+        ("scratch-pad-mem", SymbolRole::ScratchPadMemory),
+        ("scratch-pad-ctrl", SymbolRole::ScratchPadControl),
+        ("control-packet", SymbolRole::ControlPacket),
+        ("ctrlpkt-pm-0", SymbolRole::ControlPacketPm(9)),
+        (".pdi.1", SymbolRole::Pdi(4)),
+    ] {
+        assert_eq!(program.role(symbol), Ok(role));
+    }
+    assert!(program.role("ctrlpkt-pm-1").is_err() && program.role(".pdi.2").is_err());
+    assert_eq!(SymbolRole::Argument("argv1").argument_index(), Some(1));
+    assert_eq!(SymbolRole::Argument("12").argument_index(), Some(12));
+    assert_eq!(SymbolRole::Argument("x").argument_index(), None);
     let without = Program::parse(&synthetic("reloc_nopdi.elf")).unwrap();
     assert!(without.is_full() && !without.has_pdi());
 }

@@ -30,6 +30,7 @@ pub(crate) enum Event {
     Map { bo: u32, placement: Placement, len: u64 },
     Unmap { bo: u32 },
     Flush { bo: u32, ranges: Vec<Range<u64>> },
+    Invalidate { bo: u32, range: Range<u64> },
     CreateContext { context: u32, spec: ContextSpec },
     ConfigCus { units: Vec<u32>, contents: Vec<Vec<u8>> },
     Exec(Box<Executed>),
@@ -77,14 +78,18 @@ struct State {
     next_handle: u32,
     next_dev: u64,
     next_va: u64,
+    /// Size and address of device memory that was given back.
+    dev_free: Vec<(u64, u64)>,
     contexts: u32,
     sequence: HashMap<u32, u64>,
     cursor: usize,
     pending: Vec<Pending>,
     exports: HashMap<i32, u32>,
     now: Duration,
-    /// Errors to give instead of an answer, by call name.
-    faults: Vec<(&'static str, Errno)>,
+    /// Errors to give instead of an answer: call name, calls to let pass first, error.
+    faults: Vec<(&'static str, usize, Errno)>,
+    /// How often point 0 is reported as signalled before its command ends.
+    early_signals: u32,
 }
 
 #[derive(Debug)]
@@ -112,6 +117,7 @@ impl Recorded {
             next_handle: FIRST_UNRECORDED_HANDLE,
             next_dev: UNRECORDED_DEV,
             next_va: UNRECORDED_VA,
+            dev_free: Vec::new(),
             contexts: 0,
             sequence: HashMap::new(),
             cursor: 0,
@@ -119,6 +125,7 @@ impl Recorded {
             exports: HashMap::new(),
             now: Duration::from_secs(1),
             faults: Vec::new(),
+            early_signals: 0,
         };
         Arc::new(Self { trace, state: Mutex::new(state), log: Arc::default() })
     }
@@ -146,7 +153,27 @@ impl Recorded {
 
     /// The next call named `call` fails.
     pub(crate) fn fail_next(&self, call: &'static str, errno: Errno) {
-        self.state.lock().unwrap().faults.push((call, errno));
+        self.fail_after(call, 0, errno);
+    }
+
+    /// The call named `call` after `calls` more of them fails.
+    pub(crate) fn fail_after(&self, call: &'static str, calls: usize, errno: Errno) {
+        self.state.lock().unwrap().faults.push((call, calls, errno));
+    }
+
+    /// Whether every fault has come.
+    pub(crate) fn faults_are_spent(&self) -> bool {
+        self.state.lock().unwrap().faults.is_empty()
+    }
+
+    /// Point 0 of a timeline is reported as signalled too early, this often.
+    pub(crate) fn signal_early(&self, times: u32) {
+        self.state.lock().unwrap().early_signals = times;
+    }
+
+    /// What the device sees in a buffer that is open.
+    pub(crate) fn device_view(&self, handle: u32) -> Option<Vec<u8>> {
+        self.state.lock().unwrap().device_view(handle)
     }
 
     /// Buffer objects that are not closed.
@@ -166,10 +193,12 @@ impl Recorded {
 
 impl State {
     fn fault(&mut self, call: &str) -> Result<(), Errno> {
-        match self.faults.iter().position(|(name, _)| *name == call) {
-            Some(at) => Err(self.faults.remove(at).1),
-            None => Ok(()),
+        let Some(at) = self.faults.iter().position(|(name, _, _)| *name == call) else { return Ok(()) };
+        if self.faults[at].1 == 0 {
+            return Err(self.faults.remove(at).2);
         }
+        self.faults[at].1 -= 1;
+        Ok(())
     }
 
     fn take_recorded(&mut self, kind: BoKind, size: u64, is_user: bool) -> Option<RecordedBo> {
@@ -188,16 +217,25 @@ impl State {
         let handle = recorded.as_ref().map_or(self.next_handle, |bo| bo.handle);
         let (va, xdna) = match &recorded {
             Some(bo) => (bo.va.unwrap_or(0), bo.xdna.unwrap_or(0)),
-            None => (self.next_va, self.next_dev),
+            None if kind == BoKind::Dev => (0, self.unrecorded_dev(size)),
+            None => (self.next_va, 0),
         };
         if recorded.is_none() {
             self.next_handle += 1;
             self.next_va += size.next_multiple_of(4096) + 4096;
-            self.next_dev += if kind == BoKind::Dev { size.next_multiple_of(DEV_ALIGN_BYTES) } else { 0 };
         }
         let own = if kind == BoKind::Dev { 0 } else { size.next_multiple_of(4096) };
         self.bos.insert(handle, Bo { kind, size, va, xdna, memory: Memory::new(own as usize) });
         handle
+    }
+
+    fn unrecorded_dev(&mut self, size: u64) -> u64 {
+        if let Some(at) = self.dev_free.iter().position(|(free, _)| *free == size) {
+            return self.dev_free.swap_remove(at).1;
+        }
+        let address = self.next_dev;
+        self.next_dev += size.next_multiple_of(DEV_ALIGN_BYTES);
+        address
     }
 
     fn device_bytes(&self, address: u64, len: usize) -> Vec<u8> {
@@ -231,7 +269,8 @@ impl State {
 
     fn complete(&mut self, pending: &Pending, is_out_of_tree: bool) {
         let Some(outcome) = &pending.outcome else { return };
-        let body = if is_out_of_tree { self.out_of_tree_body(pending, outcome) } else { self.mainline_body(pending, outcome) };
+        let body =
+            if is_out_of_tree { self.out_of_tree_body(pending, outcome) } else { self.mainline_body(pending, outcome) };
         if let Some((handle, bytes)) = body {
             self.bos[&handle].memory.host.lock().unwrap()[4..4 + bytes.len()].copy_from_slice(&bytes);
         }
@@ -269,6 +308,7 @@ fn record() -> [u8; 32] {
 
 impl Driver for Recorded {
     fn version(&self) -> Result<DriverVersion, Errno> {
+        self.state.lock().unwrap().fault("version")?;
         let (major, minor) = if self.trace.is_out_of_tree { (1, 0) } else { (0, 16) };
         Ok(DriverVersion {
             name: DRIVER_NAME.to_owned(),
@@ -280,6 +320,7 @@ impl Driver for Recorded {
     }
 
     fn get_info(&self, param: u32, buffer: &mut [u8]) -> Result<usize, Errno> {
+        self.state.lock().unwrap().fault("get_info")?;
         // Traces of programs that open no context never ask for the shape of the array.
         let columns = if self.trace.name.starts_with("npu1") { 5 } else { 8 };
         let fallback = metadata(columns);
@@ -355,7 +396,11 @@ impl Driver for Recorded {
 
     fn close_bo(&self, bo: BoHandle) -> Result<(), Errno> {
         let mut state = self.state.lock().unwrap();
-        assert!(state.bos.remove(&bo.0).is_some(), "closed twice: {bo}");
+        state.fault("close_bo")?;
+        let closed = state.bos.remove(&bo.0).unwrap_or_else(|| panic!("closed twice: {bo}"));
+        if closed.kind == BoKind::Dev && bo.0 >= FIRST_UNRECORDED_HANDLE {
+            state.dev_free.push((closed.size, closed.xdna));
+        }
         drop(state);
         self.note(Event::Close(bo.0));
         Ok(())
@@ -416,6 +461,7 @@ impl Driver for Recorded {
 
     fn destroy_context(&self, context: ContextHandle) -> Result<(), Errno> {
         let mut state = self.state.lock().unwrap();
+        state.fault("destroy_context")?;
         state.pending.retain(|pending| pending.syncobj != context.0);
         self.note(Event::DestroyContext(context.0));
         Ok(())
@@ -431,12 +477,14 @@ impl Driver for Recorded {
         let packet = state.words(command.command.0);
         assert_eq!(packet[0] & 0xF, 1, "a packet is submitted in state NEW");
         let is_chain = packet[0] >> 23 & 0x1F == 19;
-        let subs: Vec<u32> = if is_chain { (0..packet[1] as usize).map(|i| packet[7 + 2 * i]).collect() } else { vec![] };
+        let subs: Vec<u32> =
+            if is_chain { (0..packet[1] as usize).map(|i| packet[7 + 2 * i]).collect() } else { vec![] };
         let sub: Vec<_> = subs.iter().map(|handle| state.words(*handle)).collect();
         let packets: Vec<_> = if is_chain { sub.clone() } else { vec![packet.clone()] };
-        let code = packets.iter().flat_map(|packet| code_addresses(packet)).filter_map(|address| {
-            state.code_at(address).map(|code| (address, code))
-        });
+        let code = packets
+            .iter()
+            .flat_map(|packet| code_addresses(packet))
+            .filter_map(|address| state.code_at(address).map(|code| (address, code)));
         let args = command.args.iter().map(|bo| bo.0).collect();
         let held = recorded.code.keys().map(|name| handle_of(name));
         let held = held.filter_map(|handle| Some((handle, state.device_view(handle)?))).collect();
@@ -477,6 +525,10 @@ impl Driver for Recorded {
             state.now = deadline;
             return Err(Errno::ETIME);
         }
+        if point == 0 && state.early_signals > 0 {
+            state.early_signals -= 1;
+            return Ok(());
+        }
         let (done, rest) = std::mem::take(&mut state.pending).into_iter().partition(is_covered);
         state.pending = rest;
         let done: Vec<Pending> = done;
@@ -487,6 +539,7 @@ impl Driver for Recorded {
     }
 
     fn destroy_syncobj(&self, syncobj: SyncobjHandle) -> Result<(), Errno> {
+        self.state.lock().unwrap().fault("destroy_syncobj")?;
         self.note(Event::DestroySyncobj(syncobj.0));
         Ok(())
     }
@@ -618,6 +671,7 @@ impl Mapping for View {
         let lines = self.lines(&range)?;
         let device = self.memory.device.lock().unwrap();
         self.memory.host.lock().unwrap()[lines.clone()].copy_from_slice(&device[lines]);
+        self.log.lock().unwrap().push(Event::Invalidate { bo: self.bo, range });
         Ok(())
     }
 }

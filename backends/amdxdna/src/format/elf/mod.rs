@@ -12,7 +12,7 @@ mod tables;
 
 pub use build::{ArgumentSymbol, FullElfSpec, PartialElfSpec, PatchEntry};
 pub use container::{Elf, ElfHeader, MAX_CONTENT_BYTES, Placement, Plan, Section, Segment};
-pub use program::{DynamicSymbol, Instance, Kernel, KernelMatch, Program, RelocationEntry, SectionKind};
+pub use program::{DynamicSymbol, Instance, Kernel, KernelMatch, Program, RelocationEntry, SectionKind, SymbolRole};
 pub use tables::{Note, NoteList, Rela, StringTable, Symbol, mangle_kernel, parse_kernel_symbol};
 
 use thiserror::Error;

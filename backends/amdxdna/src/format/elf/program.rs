@@ -111,6 +111,34 @@ pub struct DynamicSymbol {
     pub section: u32,
 }
 
+/// What a relocation symbol asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SymbolRole<'a> {
+    /// Address of a run argument, by decimal index or name. In a partial ELF indices count the arguments of the
+    /// xclbin's kernel, in a full ELF the kernel's own.
+    Argument(&'a str),
+    /// Address of the context's scratch buffer for preemption.
+    ScratchPadMemory,
+    /// Address of a device buffer of the symbol's size.
+    ScratchPadControl,
+    /// Address of the buffer with the instance's `.ctrldata`.
+    ControlPacket,
+    /// Address of the buffer with this `.ctrlpkt.pm` section.
+    ControlPacketPm(u32),
+    /// Address of the buffer with this partition image section.
+    Pdi(u32),
+}
+
+impl SymbolRole<'_> {
+    /// Index of an argument that is named by a number (`4`, or `argv4`).
+    pub fn argument_index(&self) -> Option<usize> {
+        match self {
+            Self::Argument(name) => name.strip_prefix("argv").unwrap_or(name).parse().ok(),
+            _ => None,
+        }
+    }
+}
+
 /// Control code file with its meaning resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
@@ -195,6 +223,32 @@ impl Program {
     pub fn relocations_of(&self, section: u32) -> impl Iterator<Item = (&RelocationEntry, &DynamicSymbol)> {
         let of_section = self.relocations.iter().filter(move |entry| entry.section == section);
         of_section.filter_map(|entry| Some((entry, self.symbols.get(entry.symbol as usize)?)))
+    }
+
+    /// What the symbol of this name asks for; an error when it names a section that is not there.
+    pub fn role<'a>(&self, symbol: &'a str) -> Result<SymbolRole<'a>, ElfError> {
+        if let Some(number) = symbol.strip_prefix("ctrlpkt-pm-") {
+            let section = self.elf.find(&format!(".ctrlpkt.pm.{number}"));
+            return section.map(|(index, _)| SymbolRole::ControlPacketPm(index)).ok_or_else(|| ElfError::Invalid {
+                what: format!("symbol {symbol:?}"),
+                reason: format!("no .ctrlpkt.pm.{number} section"),
+            });
+        }
+        Ok(match symbol {
+            "scratch-pad-mem" => SymbolRole::ScratchPadMemory,
+            "scratch-pad-ctrl" => SymbolRole::ScratchPadControl,
+            "control-packet" => SymbolRole::ControlPacket,
+            _ => match self.elf.find(symbol).filter(|_| symbol.contains("pdi")) {
+                Some((index, _)) => SymbolRole::Pdi(index),
+                None if symbol.starts_with('.') => {
+                    return Err(ElfError::Invalid {
+                        what: format!("symbol {symbol:?}"),
+                        reason: "no section of this name".to_owned(),
+                    });
+                }
+                None => SymbolRole::Argument(symbol),
+            },
+        })
     }
 
     /// Partition image sections in file order.

@@ -5,12 +5,15 @@
 //! that nothing is lost in a round trip.
 
 mod bd;
+mod bd_fields;
 mod bits;
 mod channel;
+mod core_state;
 mod switch;
 
 pub use bd::{CoreBd, Dimension, Iteration, LockUse, MemTileBd, PacketHeader, PaddedDimension, ShimBd};
 pub use channel::{ChannelControl, ChannelStatus, QueuePush, TokenWait};
+pub use core_state::{CoreControl, CoreStatus};
 pub use switch::{Bundle, MasterConfig, MasterMode, Side, SlaveConfig, SlotConfig, StreamPort};
 pub use switch::{ShimDemux, ShimMux, ShimRoute};
 
@@ -21,6 +24,8 @@ use thiserror::Error;
 pub const ARRAY_ROWS: u8 = 6;
 /// Offset at which the array sees host memory.
 pub const HOST_APERTURE: u64 = 0x8000_0000;
+/// Largest value of a lock.
+pub const LOCK_VALUE_MAX: u32 = 63;
 /// Addresses the DMA can express are below this.
 pub const ADDRESS_LIMIT: u64 = 1 << 48;
 

@@ -3,7 +3,7 @@
 use super::{RelocError, Schema};
 use crate::format::registers::{Address, Register, TileKind};
 use crate::format::txn::{OpKind, Stream, Version};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Buffers of a partial ELF are numbered from here: opcode, instruction buffer and its length precede them.
 pub const PARTIAL_ARGUMENT_BASE: u32 = 3;
@@ -65,6 +65,8 @@ pub fn assemble(mut stream: Stream) -> Result<AssembledCode, RelocError> {
     };
     let mut blocks: HashMap<u32, Block> = HashMap::new();
     let mut patches = Vec::new();
+    // A place is patched once, before the run; two patches of one write cannot both hold.
+    let mut places = HashSet::new();
     for index in 0..stream.ops.len() {
         match &stream.ops[index].kind {
             OpKind::BlockWrite { register, .. } => {
@@ -75,7 +77,18 @@ pub fn assemble(mut stream: Stream) -> Result<AssembledCode, RelocError> {
                 })?;
                 blocks.insert(*register, Block { op: index, payload_at });
             }
-            OpKind::DdrPatch(_) => patches.push(assemble_patch(&mut stream, index, &blocks)?),
+            OpKind::DdrPatch(patch) => {
+                let register = patch.register;
+                let assembled = assemble_patch(&mut stream, index, &blocks)?;
+                if !places.insert((assembled.offset, assembled.schema)) {
+                    return Err(RelocError::Assemble {
+                        op_index: index,
+                        register: Address::from_word(register).to_string(),
+                        reason: "its descriptor was patched already and not written again since".to_owned(),
+                    });
+                }
+                patches.push(assembled);
+            }
             _ => {}
         }
     }

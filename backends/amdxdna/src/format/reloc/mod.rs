@@ -10,11 +10,7 @@ mod table;
 pub use assemble::{
     ARGUMENT_MAX, AssembledCode, AssembledPatch, FOLD_FLAG, FOLD_FROM_ARGUMENT, PARTIAL_ARGUMENT_BASE, assemble,
 };
-<<<<<<< HEAD
-pub use table::{PatchSymbol, PatchTable, changed_words, push_range};
-=======
 pub use table::{PatchSymbol, PatchTable, Rebind, changed_words};
->>>>>>> formats
 
 use super::elf::ElfError;
 use thiserror::Error;

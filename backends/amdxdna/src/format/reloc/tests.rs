@@ -196,6 +196,15 @@ fn patches_that_no_relocation_expresses_are_refused() {
     for refused in [build(1, 0, 0), build(0, 33, 0), build(0, 4, 0x8000_0000), build(0, 5, 1 << 32)] {
         assert!(matches!(refused, Err(RelocError::Assemble { op_index: 1, .. })));
     }
+    let mut twice = Builder::new(Header::new(Version::Wide, DEV_GEN_AIE2, 1));
+    twice.shim_bd(0, 0, &ShimBd::default()).unwrap();
+    twice.patch_shim_bd(0, 0, 0, 0).unwrap().patch_shim_bd(0, 0, 1, 0).unwrap();
+    assert!(matches!(assemble(twice.clone().into_stream()), Err(RelocError::Assemble { op_index: 2, .. })));
+    let mut again = Builder::new(Header::new(Version::Wide, DEV_GEN_AIE2, 1));
+    for argument in 0..2 {
+        again.shim_bd(0, 0, &ShimBd::default()).unwrap().patch_shim_bd(0, 0, argument, 0).unwrap();
+    }
+    assert_eq!(assemble(again.into_stream()).unwrap().patches.len(), 2);
 }
 
 proptest! {

@@ -255,6 +255,50 @@ fn a_size_that_cuts_the_last_operation_is_an_error_at_that_operation() {
     );
 }
 
+/// Any operation that both encodings can hold, except for the forms that only one of them has.
+fn any_kind() -> impl Strategy<Value = OpKind<'static>> {
+    let w = any::<u32>;
+    let list = |len: std::ops::Range<usize>| prop::collection::vec(any::<u32>(), len);
+    let masked = (w(), w(), w()).prop_map(|(register, value, mask)| Masked { register, value, mask, tail: None });
+    prop_oneof![
+        (w(), w()).prop_map(|(register, value)| OpKind::Write { register, value }),
+        (w(), list(1..20)).prop_map(|(register, data)| OpKind::BlockWrite { register, data: data.into() }),
+        masked.clone().prop_map(OpKind::MaskWrite),
+        masked.clone().prop_map(OpKind::MaskPoll),
+        masked.prop_map(OpKind::MaskPollBusy),
+        any::<u8>().prop_map(|level| OpKind::Preempt { level }),
+        any::<(u16, u32, u64)>().prop_map(|(id, size_bytes, address)| OpKind::LoadPdi { id, size_bytes, address }),
+        (0u32..1 << 24, w()).prop_map(|(op_count, load_id)| OpKind::LoadPmStart { op_count, load_id }),
+        any::<(u8, u8, u32, u32)>().prop_map(|(index, function, operand, register)| OpKind::UpdateReg {
+            index,
+            function,
+            operand,
+            register
+        }),
+        any::<(u32, u32, u64, u64, u32)>().prop_map(|(register, argument, offset, base, action)| {
+            let form = DdrPatchForm::Long { base, action, pad: argument };
+            OpKind::DdrPatch(DdrPatch { register, argument, offset, form })
+        }),
+        (w(), list(0..5)).prop_map(|(pad, mut half)| {
+            half.extend(half.clone());
+            OpKind::ReadRegs { pad, addresses: half.into() }
+        }),
+        (w(), any::<Option<u32>>()).prop_map(|(id, tail)| OpKind::RecordTimer { id, tail }),
+        any::<(u8, u8, u16)>().prop_map(|(tokens, columns, pad)| OpKind::MergeSync { tokens, columns, pad }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_operations_survive_either_encoding(kinds in prop::collection::vec(any_kind(), 0..12), wide: bool) {
+        let version = if wide { Version::Wide } else { Version::Compact };
+        let stream = Stream { header: header(version), ops: kinds.into_iter().map(Op::from).collect() };
+        let bytes = stream.encode().unwrap();
+        prop_assert_eq!(stream.op_offsets().pop(), Some(bytes.len()));
+        prop_assert_eq!(Stream::parse(&bytes).unwrap(), stream);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
