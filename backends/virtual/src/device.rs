@@ -348,24 +348,24 @@ impl State {
     }
 
     fn start(&mut self, device: &VirtualDevice, key: u64, at: Duration) {
+        // The context leaves the table while it runs, so that state and context can be changed side by side.
         let Some(mut context) = self.contexts.remove(&key) else { return };
-        let outcome = context.queue.front().map(|job| (Arc::clone(&job.command), job.entries.clone(), job.args.clone()));
-        let outcome = outcome.map(|(command, entries, args)| {
-            self.execute(device, &mut context, &command, entries.as_deref(), &args)
-        });
-        if let (Some(job), Some(outcome)) = (context.queue.front_mut(), outcome) {
-            let ends_at = at + outcome.time;
-            let does_remove = outcome.removes;
-            let does_suspend = outcome.suspends;
-            job.running = Some(Running { started_at: at, ends_at, outcome });
-            context.free_at = ends_at;
-            self.free_at = ends_at;
+        let Some(mut job) = context.queue.pop_front() else {
             self.contexts.insert(key, context);
-            if does_remove {
-                self.remove(device);
-            } else if does_suspend {
-                self.suspend(device);
-            }
+            return;
+        };
+        let outcome = self.execute(device, &mut context, &job);
+        let ends_at = at + outcome.time;
+        let (does_remove, does_suspend) = (outcome.removes, outcome.suspends);
+        job.running = Some(Running { started_at: at, ends_at, outcome });
+        context.queue.push_front(job);
+        context.free_at = ends_at;
+        self.free_at = ends_at;
+        self.contexts.insert(key, context);
+        if does_remove {
+            self.remove(device);
+        } else if does_suspend {
+            self.suspend(device);
         }
     }
 
@@ -446,7 +446,8 @@ impl State {
 
     /// Closes a file with everything in it.
     pub(crate) fn close_file(&mut self, device: &VirtualDevice, file: u32) {
-        let keys: Vec<_> = self.contexts.iter().filter(|(_, context)| context.file == file).map(|(key, _)| *key).collect();
+        let keys: Vec<_> =
+            self.contexts.iter().filter(|(_, context)| context.file == file).map(|(key, _)| *key).collect();
         keys.into_iter().for_each(|key| self.end_context(device, key));
         self.files.remove(&file);
     }

@@ -196,7 +196,7 @@ impl Drop for VirtualDriver {
 
 impl Driver for VirtualDriver {
     fn version(&self) -> Result<DriverVersion, Errno> {
-        self.call(Call::Version)?;
+        drop(self.call(Call::Version)?);
         let (major, minor) = self.profile().version();
         Ok(DriverVersion {
             name: DRIVER_NAME.to_owned(),
@@ -414,8 +414,7 @@ impl Driver for VirtualDriver {
         };
         state.file(self.file)?.syncobjs.insert(syncobj, crate::device::Timeline::default());
         // Second-generation firmware gives every context the whole array, one after the other.
-        let (columns, start) =
-            if facts.is_preemptible { (usable, 0) } else { (wanted, facts.unusable_columns) };
+        let (columns, start) = if facts.is_preemptible { (usable, 0) } else { (wanted, facts.unusable_columns) };
         let mut context = Context::new(self.file, id, syncobj, columns, start, spec.qos);
         context.slots = slots;
         state.insert_context(context);

@@ -152,14 +152,9 @@ pub(crate) fn packet_words(bo: &Bo) -> Vec<u32> {
 
 impl State {
     /// Runs a command. All memory effects of the array take place here; the header is written when the command completes.
-    pub(crate) fn execute(
-        &mut self,
-        device: &VirtualDevice,
-        context: &mut Context,
-        command: &Arc<Bo>,
-        entries: Option<&[Arc<Bo>]>,
-        args: &[Arc<Bo>],
-    ) -> Outcome {
+    pub(crate) fn execute(&mut self, device: &VirtualDevice, context: &mut Context, job: &Job) -> Outcome {
+        let Job { command, args, .. } = job;
+        let entries = job.entries.as_deref();
         let runs = entries.unwrap_or(std::slice::from_ref(command));
         let first_run = self.faults.runs();
         let faults: Vec<_> = runs.iter().map(|_| self.faults.run()).collect();
@@ -212,12 +207,8 @@ impl State {
         }
         let Some(file) = self.files.get(&context.file) else { return End::Completed };
         let memory = JobMemory { file, args, log: &device.log };
-        let mut surroundings = Surroundings {
-            memory: &memory,
-            programs: &device.programs,
-            log: &device.log,
-            loads: &mut self.pdi_loads,
-        };
+        let mut surroundings =
+            Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.pdi_loads };
         let units = context.units.as_deref();
         let result = load_unit(launch, units, &memory).and_then(|image| {
             if let Some((unit, image)) = image.filter(|(unit, _)| !context.partition.has_unit(*unit)) {
@@ -354,7 +345,9 @@ impl<'a> JobMemory<'a> {
     fn locate_in_heap(&self, offset_bytes: u64, len_bytes: u64) -> Option<Vec<Part<'a>>> {
         let end = offset_bytes.checked_add(len_bytes)?;
         self.objects().iter().chain(self.args).find(|bo| match bo.place {
-            Place::Heap { offset_bytes: start } => start <= offset_bytes && end <= start + bo.size_bytes.next_multiple_of(4),
+            Place::Heap { offset_bytes: start } => {
+                start <= offset_bytes && end <= start + bo.size_bytes.next_multiple_of(4)
+            }
             Place::Pages { .. } => false,
         })?;
         let parts = self.objects().heap.parts(offset_bytes, len_bytes)?;
@@ -372,9 +365,9 @@ impl<'a> JobMemory<'a> {
 /// Whether `address` lies in the object's pages.
 fn holds(bo: &Bo, address: u64) -> bool {
     bo.kind != BoKind::DevHeap
-        && bo.memory().is_some_and(|memory| {
-            address.checked_sub(memory.address()).is_some_and(|at| at < memory.len_bytes())
-        })
+        && bo
+            .memory()
+            .is_some_and(|memory| address.checked_sub(memory.address()).is_some_and(|at| at < memory.len_bytes()))
 }
 
 impl DeviceMemory for JobMemory<'_> {

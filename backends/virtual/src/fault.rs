@@ -447,7 +447,16 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_what_was_wanted() {
-        for text in ["boom@1", "timeout", "timeout@x", "late@1", "ENOMEM@share", "ENOMEM@sheep:1", "EWHAT@exec:1", "storm@1:1001"] {
+        for text in [
+            "boom@1",
+            "timeout",
+            "timeout@x",
+            "late@1",
+            "ENOMEM@share",
+            "ENOMEM@sheep:1",
+            "EWHAT@exec:1",
+            "storm@1:1001",
+        ] {
             let error = text.parse::<FaultPlan>().unwrap_err();
             assert!(error.to_string().starts_with(&format!("fault {text:?}: wanted ")), "{error}");
         }

@@ -50,9 +50,8 @@ impl Memory {
     pub(crate) fn new(address: u64, size_bytes: u64, log: &Arc<DiagnosisLog>) -> Option<Self> {
         let len_bytes = size_bytes.checked_next_multiple_of(PAGE_BYTES)?;
         let len = usize::try_from(len_bytes).ok().filter(|len| isize::try_from(*len).is_ok())?;
-        let mut host = Vec::new();
-        host.try_reserve_exact(len).ok()?;
-        drop(host);
+        // A size that cannot be had is an error, not the end of the process.
+        Vec::<u8>::new().try_reserve_exact(len).ok()?;
         let lines = Lines {
             host: vec![0; len],
             device: vec![None; len.div_ceil(BLOCK_BYTES)],

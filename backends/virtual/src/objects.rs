@@ -114,10 +114,6 @@ impl Heap {
         self.chunks.retain(|chunk| !Arc::ptr_eq(chunk, memory));
     }
 
-    pub(crate) fn chunks(&self) -> &[Arc<Memory>] {
-        &self.chunks
-    }
-
     pub(crate) fn size_bytes(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.len_bytes()).sum()
     }

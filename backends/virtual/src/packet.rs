@@ -30,8 +30,6 @@ const START_NPU_MAX_WORDS: usize = 26;
 const CHAIN_SLOT_BYTES: usize = 4096;
 /// Most entries of a chain of the out-of-tree driver.
 const CHAIN_MAX_OUT_OF_TREE: usize = 64;
-/// Bytes of a chain before the handles.
-pub(crate) const CHAIN_HANDLES_AT: u64 = 28;
 
 /// A packet header, taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,9 +78,9 @@ pub(crate) struct Launch {
 /// Reads the packet of one run. `words` are header and body. The error says why the driver refuses it when it is to run.
 pub(crate) fn launch(words: &[u32], is_preemptible: bool, is_in_chain: bool) -> Result<Launch, String> {
     let header = Header(*words.first().ok_or("an empty buffer")?);
-    let body = words.get(1..1 + header.count()).ok_or_else(|| {
-        format!("{} words behind the header in a buffer of {} words", header.count(), words.len())
-    })?;
+    let body = words
+        .get(1..1 + header.count())
+        .ok_or_else(|| format!("{} words behind the header in a buffer of {} words", header.count(), words.len()))?;
     let masks = 1 + header.extra_masks();
     let (masks, payload) = body.split_at_checked(masks).ok_or_else(|| format!("{} words, no CU mask", body.len()))?;
     let unit = masks.iter().zip(0..).find(|(mask, _)| **mask != 0).map(|(mask, i)| 32 * i + mask.trailing_zeros());
@@ -179,7 +177,9 @@ pub(crate) fn chain_handles(words: &[u32]) -> Result<Vec<u32>, String> {
     }
     let handles = handles.chunks_exact(2).take(count).map(|pair| join(pair[0], pair[1]));
     handles
-        .map(|handle| u32::try_from(handle).ok().filter(|h| *h != 0).ok_or_else(|| format!("command handle {handle:#x}")))
+        .map(|handle| {
+            u32::try_from(handle).ok().filter(|h| *h != 0).ok_or_else(|| format!("command handle {handle:#x}"))
+        })
         .collect()
 }
 
@@ -209,7 +209,20 @@ mod tests {
     #[test]
     fn a_start_cu_of_a_public_client_is_read() {
         let words = [
-            0x3000_E001, 1, 3, 0, 0x0402_8000, 0, 14, 0x112B_4570, 0x7E, 0x114E_8AF0, 0x7E, 0x1171_D080, 0x7E, 0x1195_1620,
+            0x3000_E001,
+            1,
+            3,
+            0,
+            0x0402_8000,
+            0,
+            14,
+            0x112B_4570,
+            0x7E,
+            0x114E_8AF0,
+            0x7E,
+            0x1171_D080,
+            0x7E,
+            0x1195_1620,
             0x7E,
         ];
         let launch = launch(&words, false, false).unwrap();
@@ -222,7 +235,8 @@ mod tests {
     fn control_code_of_elfs_has_no_packet_arguments() {
         let npu = launch(&[0x3A00_7001, 1, 0x0402_8000, 0, 0x10AF8, 0, 3, 0], false, false).unwrap();
         assert_eq!((npu.code_bytes, npu.arguments), (0x10AF8, Arguments::Host));
-        let elf = [0x3B00_D001, 0, 0x0402_0000, 0, 0x0402_8000, 0, 0x0403_0000, 0, 0x200, 0x60, 0x60, 0, 0x6161_7000, 0x7E12];
+        let elf =
+            [0x3B00_D001, 0, 0x0402_0000, 0, 0x0402_8000, 0, 0x0403_0000, 0, 0x200, 0x60, 0x60, 0, 0x6161_7000, 0x7E12];
         let parsed = launch(&elf, true, false).unwrap();
         assert_eq!((parsed.unit, parsed.code_address, parsed.code_bytes), (None, 0x0402_0000, 0x200));
         assert_eq!(parsed.arguments, Arguments::Host);

@@ -26,9 +26,10 @@ pub(crate) fn get_info(state: &State, spec: &VirtualSpec, param: u32, buffer: &m
     let payload = match param {
         AIE_STATUS => {
             // Columns in use, as a bitmap; there is no status dump.
-            let filled = state.contexts.values().fold(0_u32, |map, context| {
-                map | ((1 << context.columns) - 1) << context.start_column
-            });
+            let filled = state
+                .contexts
+                .values()
+                .fold(0_u32, |map, context| map | ((1 << context.columns) - 1) << context.start_column);
             let mut payload = vec![0; 16];
             payload[12..].copy_from_slice(&filled.to_le_bytes());
             payload

@@ -137,17 +137,13 @@ impl VirtualSpec {
     /// hands it on.
     #[must_use]
     pub fn has_health_record(&self) -> bool {
-        self.silicon.facts().is_preemptible
-            && self.firmware == Firmware::New
-            && self.profile != Profile::MainlineOld
+        self.silicon.facts().is_preemptible && self.firmware == Firmware::New && self.profile != Profile::MainlineOld
     }
 
     /// Whether the device heap can grow beyond its first chunk.
     #[must_use]
     pub fn heap_grows(&self) -> bool {
-        self.silicon.facts().is_preemptible
-            && self.firmware == Firmware::New
-            && self.profile == Profile::MainlineNew
+        self.silicon.facts().is_preemptible && self.firmware == Firmware::New && self.profile == Profile::MainlineNew
     }
 }
 
@@ -203,8 +199,7 @@ impl FromStr for VirtualSpec {
 
 impl VirtualSpec {
     fn set(&mut self, name: &str, value: &str) -> Result<(), SpecError> {
-        let refused =
-            |wanted| SpecError::Option { name: name.to_owned(), found: value.to_owned(), wanted };
+        let refused = |wanted| SpecError::Option { name: name.to_owned(), found: value.to_owned(), wanted };
         match name {
             "profile" => {
                 self.profile = Profile::ALL
@@ -278,8 +273,14 @@ mod tests {
         for (text, wanted) in [
             ("npu1", "\"npu1\" is not a virtual device; wanted virtual:npu1, virtual:npu4 or virtual:npu5"),
             ("virtual:npu2", "no virtual \"npu2\"; there are npu1, npu4 and npu5"),
-            ("virtual:npu1?profile=new", "option profile: found \"new\", wanted mainline-old, mainline-new or out-of-tree"),
-            ("virtual:npu1?speed=9", "option speed: found \"9\", wanted one of the options profile, firmware, array, fault"),
+            (
+                "virtual:npu1?profile=new",
+                "option profile: found \"new\", wanted mainline-old, mainline-new or out-of-tree",
+            ),
+            (
+                "virtual:npu1?speed=9",
+                "option speed: found \"9\", wanted one of the options profile, firmware, array, fault",
+            ),
         ] {
             assert_eq!(text.parse::<VirtualSpec>().unwrap_err().to_string(), wanted);
         }

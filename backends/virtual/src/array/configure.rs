@@ -19,14 +19,12 @@ impl Partition {
             let detail = format!("an image is loaded while transfers are in flight; {}", self.situation());
             return Err(at_op(Diagnosis::new(DiagnosisKind::ConfigurationInFlight, detail)));
         }
-        if let Some((resident, bytes)) = &self.resident {
-            if is_resident(resident, &id) {
-                if *bytes != image {
-                    let detail = format!("{id:?} is resident with other contents; the new image was not loaded");
-                    surroundings.log.push(Diagnosis::new(DiagnosisKind::StaleConfiguration, detail));
-                }
-                return Ok(());
+        if let Some((_, bytes)) = self.resident.as_ref().filter(|(resident, _)| is_resident(resident, &id)) {
+            if *bytes != image {
+                let detail = format!("{id:?} is resident with other contents; the new image was not loaded");
+                surroundings.log.push(Diagnosis::new(DiagnosisKind::StaleConfiguration, detail));
             }
+            return Ok(());
         }
         self.clear_configuration();
         self.execute(&image, surroundings).map_err(at_op)?;

@@ -70,8 +70,9 @@ impl Partition {
             }
             OpKind::MaskPoll(poll) | OpKind::MaskPollBusy(poll) => self.poll(poll, surroundings),
             OpKind::Tct { word, config } => {
-                let wait = TokenWait::decode(*word, *config)
-                    .map_err(|error| Trouble::Fault(Diagnosis::new(DiagnosisKind::BadRegisterValue, error.to_string())))?;
+                let wait = TokenWait::decode(*word, *config).map_err(|error| {
+                    Trouble::Fault(Diagnosis::new(DiagnosisKind::BadRegisterValue, error.to_string()))
+                })?;
                 self.wait_tokens(&wait, surroundings)
             }
             OpKind::MergeSync { tokens, columns, .. } => self.merge_sync(*tokens, *columns, surroundings),
@@ -82,9 +83,7 @@ impl Partition {
             }
             OpKind::ReadRegs { addresses, .. } => {
                 let words: Vec<u32> = addresses.iter().collect();
-                words.chunks_exact(2).try_for_each(|pair| {
-                    self.locate(pair[0]).map(|_| ()).map_err(Trouble::Fault)
-                })
+                words.chunks_exact(2).try_for_each(|pair| self.locate(pair[0]).map(|_| ()).map_err(Trouble::Fault))
             }
             OpKind::Noop | OpKind::Preempt { .. } | OpKind::RecordTimer { .. } => Ok(()),
             OpKind::CreateScratchpad { .. } | OpKind::LoadPmStart { .. } => Ok(()),
@@ -116,7 +115,8 @@ impl Partition {
             for column in 0..wait.column_count {
                 let (row, column) = (u32::from(wait.row) + u32::from(row), u32::from(wait.column) + u32::from(column));
                 let token = format!("a token of column {column}, row {row}, {}{}", wait.direction, wait.channel);
-                let is_shim = row == 0 && column < u32::from(self.columns) && wait.channel < TileKind::Shim.channel_count();
+                let is_shim =
+                    row == 0 && column < u32::from(self.columns) && wait.channel < TileKind::Shim.channel_count();
                 if !is_shim {
                     return Err(self.never(token));
                 }

@@ -264,7 +264,9 @@ impl Partition {
 
     fn outstanding(&self, direction: Direction) -> Vec<(u8, u8, u32)> {
         let shims = (0..).zip(&self.shims);
-        shims.flat_map(|(column, shim)| shim.outstanding(direction).map(move |(channel, op)| (column, channel, op))).collect()
+        shims
+            .flat_map(|(column, shim)| shim.outstanding(direction).map(move |(channel, op)| (column, channel, op)))
+            .collect()
     }
 
     /// What is outstanding, for people.
@@ -277,7 +279,11 @@ impl Partition {
             tasks.map(move |(column, channel, op)| format!("column {column} {direction}{channel} (operation {op})"))
         });
         let tasks: Vec<_> = tasks.collect();
-        if tasks.is_empty() { "no task is outstanding".to_owned() } else { format!("outstanding: {}", tasks.join(", ")) }
+        if tasks.is_empty() {
+            "no task is outstanding".to_owned()
+        } else {
+            format!("outstanding: {}", tasks.join(", "))
+        }
     }
 }
 

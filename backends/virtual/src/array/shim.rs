@@ -73,7 +73,8 @@ impl Shim {
 
     pub(super) fn store_bd(&mut self, bd: u8, word: u8, value: u32) -> Result<(), Diagnosis> {
         if let Some(task) = self.user_of(bd) {
-            let detail = format!("descriptor {bd} was rewritten while the task pushed by operation {} uses it", task.op);
+            let detail =
+                format!("descriptor {bd} was rewritten while the task pushed by operation {} uses it", task.op);
             return Err(Diagnosis::new(DiagnosisKind::DescriptorInUse, detail));
         }
         self.bds[usize::from(bd)][usize::from(word)] = value;
@@ -142,7 +143,8 @@ impl Shim {
         let queue = &mut self.channels[index(direction, channel)];
         if queue.tasks.len() >= MAX_OUTSTANDING {
             queue.has_overflowed = true;
-            let detail = format!("{direction}{channel} has {MAX_OUTSTANDING} tasks outstanding that nothing waited for");
+            let detail =
+                format!("{direction}{channel} has {MAX_OUTSTANDING} tasks outstanding that nothing waited for");
             return Err(Diagnosis::new(DiagnosisKind::QueueOverflow, detail));
         }
         queue.tasks.push_back(Task {
@@ -298,7 +300,9 @@ impl Shim {
         let Some(transfer) = task.transfer.as_mut() else { return Ok(None) };
         let mut moved = 0;
         while let Some((address, len)) = transfer.walk.next_run(fifo.len().min(PORTION_BYTES)) {
-            memory.write(host_address(address, task.op)?, fifo.front(len)).map_err(|d| Trouble::Fault(d.at_op(task.op)))?;
+            memory
+                .write(host_address(address, task.op)?, fifo.front(len))
+                .map_err(|d| Trouble::Fault(d.at_op(task.op)))?;
             fifo.advance(len);
             moved += len;
         }

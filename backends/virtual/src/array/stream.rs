@@ -47,7 +47,7 @@ const PAGE_WORDS: u32 = 256;
 
 /// Words of registers and memories of all tiles of a partition, by address.
 #[derive(Debug, Default)]
-pub struct TileMemory {
+pub(super) struct TileMemory {
     pages: HashMap<(u8, u8, u32), Box<[u32; PAGE_WORDS as usize]>>,
 }
 
@@ -60,10 +60,6 @@ impl TileMemory {
     pub(super) fn store(&mut self, column: u8, row: u8, offset: u32, value: u32) {
         let (page, word) = place(offset);
         self.pages.entry((column, row, page)).or_insert_with(|| Box::new([0; PAGE_WORDS as usize]))[word] = value;
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.pages.clear();
     }
 }
 
