@@ -96,7 +96,7 @@ impl NpuDevice {
                 version: format!("{}.{}", version.major, version.minor),
                 firmware: firmware(&session),
             }),
-            context_limit: Some(budget.limit()),
+            context_limit: Some(facts.context_limit),
             features: Vec::new(),
         };
         let programs = Arc::new(ProgramCache::new(MAX_BYTES));

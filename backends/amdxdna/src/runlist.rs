@@ -165,9 +165,10 @@ impl Runlist for NpuRunlist {
         let kernel = self.own("rebind", kernel)?;
         let core = Arc::clone(&self.core);
         let run = self.run_mut("rebind", run)?;
-        let before = (run.opcode(), handles(run.objects()));
+        let shape = |run: &Run| (run.opcode(), run.packet().words().len(), handles(run.objects()));
+        let before = shape(run);
         run.rebind(&core, kernel)?;
-        if before != (run.opcode(), handles(run.objects())) {
+        if before != shape(run) {
             self.plan = None;
         }
         Ok(())

@@ -413,6 +413,77 @@ fn opcodes_that_a_part_lacks_are_refused_at_loading() {
 }
 
 #[test]
+fn a_cached_program_does_not_slip_into_a_context_of_another_shape() {
+    let (_, replay) = device("npu4", 0);
+    let spec = |columns| FullElfSpec {
+        kernel: "k".to_owned(),
+        instance: "i".to_owned(),
+        arguments: 1,
+        columns,
+        pdi: vec![1; 64],
+        code: stream(),
+        symbols: Vec::new(),
+        patches: Vec::new(),
+        uid: (0, [0; 16]),
+    };
+    let [narrow, wide] = [4, 8].map(|columns| spec(columns).build().unwrap().to_bytes().unwrap());
+    let [narrow, wide] = [&narrow, &wide].map(|image| Program::FullElf { image, kernel: "k" });
+    let mut context = replay.device.open_context(&narrow).unwrap();
+    context.load(&narrow).unwrap();
+    let mut other = replay.device.open_context(&wide).unwrap();
+    let refused = other.load(&narrow).err().unwrap();
+    assert!(refused.to_string().contains("wanted 8 columns, as the context has, found 4"), "{refused}");
+    other.load(&wide).unwrap();
+}
+
+#[test]
+fn instruction_streams_must_be_transactions() {
+    let (_, replay) = device("npu1", 0);
+    let mut context = replay.device.open_context(&Program::Xclbin { image: &input("npu1.xclbin") }).unwrap();
+    for stream in [&[][..], &[1, 2, 3], &[0xFF; 32], &stream()[..52]] {
+        let refused = context.load(&instructions("MLIR_AIE", stream)).err().unwrap();
+        assert!(matches!(refused, DeviceError::BadProgram { .. }), "{refused}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
+
+    /// Damaged containers are refused or loaded; nothing panics and nothing is leaked.
+    #[test]
+    fn damaged_containers_do_no_harm(
+        is_elf in proptest::bool::ANY,
+        damage in proptest::collection::vec((0_usize..6000, proptest::num::u8::ANY), 1..6),
+    ) {
+        static DEVICE: std::sync::LazyLock<(Arc<Recorded>, Replay)> = std::sync::LazyLock::new(|| device("npu4", 0));
+        let (recorded, replay) = &*DEVICE;
+        let mut image = input(if is_elf { "reloc_all.elf" } else { "npu4.xclbin" });
+        let len = image.len();
+        for (at, byte) in damage {
+            image[at % len] = byte;
+        }
+        let (boot, program, stream);
+        if is_elf {
+            boot = Program::FullElf { image: &image, kernel: "rt:a" };
+            program = boot;
+        } else {
+            stream = crate::stream();
+            boot = Program::Xclbin { image: &image };
+            program = instructions("MLIR_AIE", &stream);
+        }
+        let open = recorded.open_bos().len();
+        let loaded = replay.device.open_context(&boot).and_then(|mut context| {
+            let kernel = context.load(&program)?;
+            let tensor = replay.tensor(4096);
+            let count = kernel.signature().len().min(40);
+            context.runlist().push(&*kernel, &buffers(&vec![&tensor; count]))
+        });
+        drop(loaded);
+        proptest::prop_assert_eq!(recorded.open_bos().len(), open);
+    }
+}
+
+#[test]
 fn waiting_for_an_async_host() {
     let (_, replay) = device("npu4", 2);
     let (mut context, kernel) = full_elf(&replay, "reloc_all.elf");
