@@ -29,7 +29,7 @@ pub use route::{
     Service, SpeedClass,
 };
 pub use selection::{
-    Choice, Decision, DeviceCheck, DeviceReport, NpuPresence, Request, SelectionError, SelectionProblem, select,
+    Choice, Decision, DeviceCheck, DeviceReport, Request, SelectionError, SelectionProblem, select,
     survey_devices,
 };
 pub use span::{SegmentSpan, SpanError};

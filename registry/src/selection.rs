@@ -29,27 +29,6 @@ pub struct Request {
     pub needed_positions: u32,
     /// Options of the session.
     pub options: Options,
-    /// What the host has seen of NPUs by other means than factories.
-    pub npu_presence: NpuPresence,
-}
-
-/// What the host knows about NPU hardware without a driver backend. Only consulted where no linked factory looks for NPUs,
-/// so that "no NPU found" is never said by a program that did not look.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum NpuPresence {
-    /// Nobody looked.
-    #[default]
-    NotChecked,
-    /// Somebody looked and found nothing.
-    Absent {
-        /// What was looked at, e.g. `no /dev/accel/accel* node`.
-        evidence: String,
-    },
-    /// There is an NPU.
-    Present {
-        /// What was seen, e.g. `PCI device 1022:17f0`.
-        evidence: String,
-    },
 }
 
 /// A factory's answer to `enumerate`.
@@ -151,8 +130,6 @@ pub struct Decision {
     pub winner: Option<usize>,
     /// What the choice costs, for people; e.g. a better route whose window is too small.
     pub trade_offs: Vec<String>,
-    /// What the host saw of NPUs by other means.
-    pub npu_presence: NpuPresence,
 }
 
 /// A choice.
@@ -336,7 +313,6 @@ fn survey(registry: &Registry, model: &ModelSource, request: &Request) -> Decisi
         routes: Vec::new(),
         winner: None,
         trade_offs: Vec::new(),
-        npu_presence: request.npu_presence.clone(),
     }
 }
 
@@ -537,9 +513,18 @@ fn no_winner(registry: &Registry, decision: &Decision, pinned: Option<String>) -
         let (needed, route) = (decision.needed_positions, report.name.clone());
         return SelectionProblem::WindowTooSmall { needed, window, route };
     }
-    let (model_type, reasons) = (decision.model_type.clone(), reasons(decision));
+    let (model_type, mut reasons) = (decision.model_type.clone(), reasons(decision));
     match pinned {
-        Some(device) => SelectionProblem::DeviceCannotServe { device, model_type, reasons },
+        Some(device) => {
+            let has_declined = |report: &RouteReport| match &report.outcome {
+                RouteOutcome::Declined(decline) => decline.reason().is_some(),
+                _ => false,
+            };
+            if !decision.routes.iter().any(has_declined) {
+                reasons.insert(0, "no route of this build uses it".to_owned());
+            }
+            SelectionProblem::DeviceCannotServe { device, model_type, reasons }
+        }
         None => {
             let known = registry.model_types();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -621,7 +606,13 @@ impl Decision {
         let statements: Vec<String> = npus
             .map(|report| match &report.check {
                 DeviceCheck::Unavailable(unavailable) => format!("{} cannot be used: {unavailable}", report.card.id),
-                _ => format!("{} was found but is not used for this request", report.card.id),
+                _ if self.has_route_on(&report.card.id) => {
+                    format!("{} was found but is not used for this request", report.card.id)
+                }
+                _ => format!(
+                    "{} was found, but no route of this build runs models of type {} on it",
+                    report.card.id, self.model_type
+                ),
             })
             .collect();
         if !statements.is_empty() {
@@ -630,13 +621,18 @@ impl Decision {
         if self.looked_for_npus() {
             return format!("no NPU found{}", in_brackets(&self.npu_absence()));
         }
-        match &self.npu_presence {
-            NpuPresence::NotChecked => "this build has no NPU backend".to_owned(),
-            NpuPresence::Absent { evidence } => format!("no NPU found{}", in_brackets(evidence)),
-            NpuPresence::Present { evidence } => {
-                format!("an NPU is present{}, but this build has no backend for it", in_brackets(evidence))
+        "this build has no NPU backend".to_owned()
+    }
+
+    /// Whether a route would run the model on the device, or has told why it cannot now.
+    fn has_route_on(&self, device: &str) -> bool {
+        self.routes.iter().any(|report| match &report.outcome {
+            RouteOutcome::OtherDevice(service) | RouteOutcome::WindowTooSmall(service) | RouteOutcome::Serves(service) => {
+                service.device == device
             }
-        }
+            RouteOutcome::Declined(decline) => decline.is_told(),
+            _ => false,
+        })
     }
 
     /// Declines that the user is told.
