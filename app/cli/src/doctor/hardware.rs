@@ -39,7 +39,8 @@ pub(super) fn examine(
     match kernel_log::read(machine, log)? {
         Source::Log { name, text } => list.checks.push(kernel_log::check(machine, &name, &text, &holders)),
         Source::Unreadable(reason) => {
-            list.not_tried.push(format!("the kernel log cannot be read ({reason}); to have it examined: {HOW_TO_READ}"));
+            list.not_tried
+                .push(format!("the kernel log cannot be read ({reason}); to have it examined: {HOW_TO_READ}"));
         }
     }
     trials(list, machine, &served, &holders);
@@ -91,7 +92,8 @@ fn presence(machine: &Machine, all: &[FoundNpu], examined: &[Examined<'_>], pinn
         }
         None if all.is_empty() => {
             let nodes = fs::read_dir(machine.roots().dev.join("accel")).into_iter().flatten().count();
-            let looked = if nodes == 0 { "no /dev/accel/accel* node, no NPU on the PCI bus" } else { "no NPU on the PCI bus" };
+            let looked =
+                if nodes == 0 { "no /dev/accel/accel* node, no NPU on the PCI bus" } else { "no NPU on the PCI bus" };
             let bios = Remedy::advice(
                 "if the processor has an NPU (Ryzen 7040, 8040, AI 300, AI Max): switch it on in the BIOS (IPU or NPU)",
             );

@@ -135,8 +135,7 @@ const OUT_OF_TREE: (&str, Option<&str>) = (
      reboot",
     Some("modinfo -F filename amdxdna"),
 );
-const RELOAD: (&str, Option<&str>) =
-    ("reload the driver", Some("sudo modprobe -r amdxdna && sudo modprobe amdxdna"));
+const RELOAD: (&str, Option<&str>) = ("reload the driver", Some("sudo modprobe -r amdxdna && sudo modprobe amdxdna"));
 
 /// What is known, the most telling first: a line belongs to the first signature that it fits.
 static SIGNATURES: [Signature; 22] = [
@@ -176,13 +175,11 @@ static SIGNATURES: [Signature; 22] = [
     Signature::cause(
         &["Incompatible firmware protocol"],
         "the driver does not speak the firmware's protocol: the major version is another",
-        &[
-            (
-                "update the kernel, or install AMD's out-of-tree driver: newer drivers ask for a least version only; or go \
+        &[(
+            "update the kernel, or install AMD's out-of-tree driver: newer drivers ask for a least version only; or go \
                  back to the firmware that fits (protocol 6.12 on Strix Halo: 1.0.20.31 and older)",
-                Some("ls -l /lib/firmware/amdnpu/*"),
-            ),
-        ],
+            Some("ls -l /lib/firmware/amdnpu/*"),
+        )],
     ),
     Signature::cause(
         &["Firmware minor version smaller than supported"],
@@ -202,12 +199,18 @@ static SIGNATURES: [Signature; 22] = [
     Signature::cause(
         &["failed to request_firmware"],
         "the driver found no firmware that it could load",
-        &[("install the package linux-firmware (files amdnpu/*/npu.sbin), then reboot", Some("ls -l /lib/firmware/amdnpu/*"))],
+        &[(
+            "install the package linux-firmware (files amdnpu/*/npu.sbin), then reboot",
+            Some("ls -l /lib/firmware/amdnpu/*"),
+        )],
     ),
     Signature::cause(
         &["Direct firmware load for amdnpu"],
         "the driver found no firmware that it could load",
-        &[("install the package linux-firmware (files amdnpu/*/npu.sbin), then reboot", Some("ls -l /lib/firmware/amdnpu/*"))],
+        &[(
+            "install the package linux-firmware (files amdnpu/*/npu.sbin), then reboot",
+            Some("ls -l /lib/firmware/amdnpu/*"),
+        )],
     ),
     Signature::cause(
         &["0x2000003"],
@@ -266,8 +269,13 @@ static SIGNATURES: [Signature; 22] = [
 /// A mailbox message that ended badly. Reported with commands that end in ABORT, and also without any harm.
 const CALLBACK: &str = "Message callback ret -22";
 /// Lines that other lines explain.
-const FOLLOW_UPS: [&str; 5] =
-    ["Allocate AIE resource failed", "Alloc hw resource failed", "start npu failed", "Power off failed", "Create context failed"];
+const FOLLOW_UPS: [&str; 5] = [
+    "Allocate AIE resource failed",
+    "Alloc hw resource failed",
+    "start npu failed",
+    "Power off failed",
+    "Create context failed",
+];
 
 /// What the log says about the NPU since the driver last started well.
 pub(super) fn check(machine: &Machine, name: &str, log: &str, holders: &[String]) -> Check {
@@ -275,7 +283,8 @@ pub(super) fn check(machine: &Machine, name: &str, log: &str, holders: &[String]
     let mut check = Check::new("kernel_log");
     check.found.push(match lines.len() {
         0 => format!("{name}: no error of the NPU's driver"),
-        count => format!("{name}: {count} lines of the NPU's driver since it started"),
+        1 => format!("{name}: 1 error line of the NPU's driver"),
+        count => format!("{name}: {count} error lines of the NPU's driver"),
     });
     let hits: Vec<(&Signature, &str)> = SIGNATURES
         .iter()
@@ -383,7 +392,7 @@ fn is_unknown(line: &str) -> bool {
 }
 
 fn as_remedy((text, command): (&str, Option<&str>)) -> Remedy {
-    Remedy { text: command.map_or_else(|| text.to_owned(), |command| format!("{text}: {command}")), command: command.map(str::to_owned) }
+    command.map_or_else(|| Remedy::advice(text), |command| Remedy::command(text, command))
 }
 
 /// The line from the function's name on, without stamps.

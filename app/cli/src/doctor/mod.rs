@@ -68,9 +68,11 @@ impl Remedy {
         Self { text: text.into(), command: None }
     }
 
-    /// Advice that starts with a command.
+    /// Advice with a command to start with; it is put behind the text where the text does not hold it.
     fn command(text: impl Into<String>, command: impl Into<String>) -> Self {
-        Self { text: text.into(), command: Some(command.into()) }
+        let (text, command) = (text.into(), command.into());
+        let text = if text.contains(&command) { text } else { format!("{text}: {command}") };
+        Self { text, command: Some(command) }
     }
 }
 
@@ -96,7 +98,12 @@ impl Check {
         self
     }
 
-    fn with_issue(mut self, status: Status, issue: impl Into<String>, remedies: impl IntoIterator<Item = Remedy>) -> Self {
+    fn with_issue(
+        mut self,
+        status: Status,
+        issue: impl Into<String>,
+        remedies: impl IntoIterator<Item = Remedy>,
+    ) -> Self {
         self.add_issue(status, issue, remedies);
         self
     }
@@ -216,7 +223,9 @@ fn conclude(list: &List, subject: &Subject, machine: &Machine) -> (String, Strin
         }
         (status, Subject::Virtual(id)) => {
             let but = if status == Status::Warn { format!(" To note: {issue}.") } else { String::new() };
-            format!("{id} made a context and ran a command with the right result. All of it is virtual: it says nothing about hardware.{but}")
+            format!(
+                "{id} made a context and ran a command with the right result. All of it is virtual: it says nothing about hardware.{but}"
+            )
         }
     };
     // The cause's own command first, then those of the other checks that are as bad.

@@ -48,7 +48,8 @@ pub(super) fn examine(list: &mut List, machine: &Machine, models_dir: Option<&Pa
     if machine.is_this() || models_dir.is_some() {
         models_and_kernels(list, models_dir);
     } else {
-        list.not_tried.push("models and kernels: they are the user's, and the tree names no folder (--models-dir)".to_owned());
+        list.not_tried
+            .push("models and kernels: they are the user's, and the tree names no folder (--models-dir)".to_owned());
     }
     match port(machine) {
         Some(check) => list.checks.push(check),
@@ -146,7 +147,9 @@ fn find_kernels(folder: &Path, depth: usize, budget: &mut usize, files: &mut Vec
         let path = entry.path();
         match entry.file_type() {
             Ok(kind) if kind.is_dir() && depth > 0 => find_kernels(&path, depth - 1, budget, files),
-            Ok(kind) if kind.is_file() && path.extension().is_some_and(|e| e == "xclbin" || e == "elf") => files.push(path),
+            Ok(kind) if kind.is_file() && path.extension().is_some_and(|e| e == "xclbin" || e == "elf") => {
+                files.push(path)
+            }
             _ => {}
         }
     }

@@ -9,21 +9,28 @@ impl Report {
         let width = self.checks.iter().map(|check| label(check).len()).max().unwrap_or(0);
         let mut text = String::new();
         for check in &self.checks {
-            let found = check.found.join("; ");
-            text.push_str(format!("{} {:width$}  {found}", badge(check.status), label(check)).trim_end());
+            // A check that found nothing starts with what is wrong.
+            let facts = if check.found.is_empty() { &check.issues[..] } else { &check.found[..] };
+            let issues = if check.found.is_empty() { &[][..] } else { &check.issues[..] };
+            text.push_str(format!("{} {:width$}  {}", badge(check.status), label(check), facts.join("; ")).trim_end());
             text.push('\n');
-            for issue in &check.issues {
+            for issue in issues {
                 text.push_str(&format!("{:indent$}{issue}\n", "", indent = width + 6));
             }
         }
-        let remedies: Vec<&str> = self.by_severity().flat_map(|check| &check.remedies).map(|r| r.text.as_str()).collect();
+        let remedies: Vec<&str> =
+            self.by_severity().flat_map(|check| &check.remedies).map(|r| r.text.as_str()).collect();
         let mut unique: Vec<&str> = Vec::new();
         for remedy in remedies {
             if !unique.contains(&remedy) {
                 unique.push(remedy);
             }
         }
-        section(&mut text, "What to do", &unique.iter().enumerate().map(|(i, r)| format!("{}. {r}", i + 1)).collect::<Vec<_>>());
+        section(
+            &mut text,
+            "What to do",
+            &unique.iter().enumerate().map(|(i, r)| format!("{}. {r}", i + 1)).collect::<Vec<_>>(),
+        );
         section(&mut text, "Not tried", &self.not_tried.iter().map(|what| format!("- {what}")).collect::<Vec<_>>());
         text.push_str(&format!("\n{}: {}\nNext: {}\n", self.overall().name(), self.verdict, self.next_command));
         text
@@ -56,7 +63,9 @@ impl Report {
 
     /// Failed checks first.
     fn by_severity(&self) -> impl Iterator<Item = &Check> {
-        [Status::Fail, Status::Warn].into_iter().flat_map(|status| self.checks.iter().filter(move |c| c.status == status))
+        [Status::Fail, Status::Warn]
+            .into_iter()
+            .flat_map(|status| self.checks.iter().filter(move |c| c.status == status))
     }
 }
 

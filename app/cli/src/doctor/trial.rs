@@ -30,7 +30,8 @@ pub(super) fn examine_found(list: &mut List, npu: &FoundNpu, holders: &[String])
     let identity =
         NpuIdentity { id: card.id, name: card.name, silicon, is_virtual: false, address: npu.pci_address.clone() };
     let driver = KernelDriver::open(node).map_err(|errno| driver_error(Operation::Open, errno));
-    let Some((driver, device)) = opened(list, driver.map(|driver| Arc::new(driver) as Arc<dyn Driver>), &identity) else {
+    let Some((driver, device)) = opened(list, driver.map(|driver| Arc::new(driver) as Arc<dyn Driver>), &identity)
+    else {
         return;
     };
     let check = context(driver.as_ref(), &device, holders);
@@ -216,7 +217,9 @@ fn remedy_of(error: &DeviceError) -> Vec<Remedy> {
         _ => "",
     };
     match remedy {
-        "" | "run `npuhal doctor`" => vec![Remedy::command("read what the driver says", "sudo dmesg | grep -i amdxdna")],
+        "" | "run `npuhal doctor`" => {
+            vec![Remedy::command("read what the driver says", "sudo dmesg | grep -i amdxdna")]
+        }
         _ => vec![Remedy::command(remedy, "sudo dmesg | grep -i amdxdna")],
     }
 }

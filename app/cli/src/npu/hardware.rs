@@ -129,7 +129,9 @@ pub(crate) fn enumerate_unserved() -> Vec<(FoundNpu, Finding)> {
 
 fn unserved(roots: &Roots) -> Vec<(FoundNpu, Finding)> {
     let unserved = enumerate(roots).into_iter().filter(|npu| npu.silicon.is_none());
-    unserved.filter_map(|npu| Some((npu.clone(), check(roots, &Identity::current(), &npu).into_iter().next()?))).collect()
+    unserved
+        .filter_map(|npu| Some((npu.clone(), check(roots, &Identity::current(), &npu).into_iter().next()?)))
+        .collect()
 }
 
 #[cfg(test)]
