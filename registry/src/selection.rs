@@ -627,9 +627,9 @@ impl Decision {
     /// Whether a route would run the model on the device, or has told why it cannot now.
     fn has_route_on(&self, device: &str) -> bool {
         self.routes.iter().any(|report| match &report.outcome {
-            RouteOutcome::OtherDevice(service) | RouteOutcome::WindowTooSmall(service) | RouteOutcome::Serves(service) => {
-                service.device == device
-            }
+            RouteOutcome::OtherDevice(service)
+            | RouteOutcome::WindowTooSmall(service)
+            | RouteOutcome::Serves(service) => service.device == device,
             RouteOutcome::Declined(decline) => decline.is_told(),
             _ => false,
         })

@@ -6,9 +6,7 @@ use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
 use crate::route::{
     Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
 };
-use crate::selection::{
-    Choice, DeviceCheck, Request, RouteOutcome, SelectionError, SelectionProblem, select,
-};
+use crate::selection::{Choice, DeviceCheck, Request, RouteOutcome, SelectionError, SelectionProblem, select};
 use crate::span::SegmentSpan;
 use crate::uri::{DeviceChoice, DeviceUri};
 use npuhal_core::card::{Claim, DeviceCard, Generation};

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use thiserror::Error;
 
 /// What may be written for a device.
-const ALLOWED: &str = "auto, cpu, npu1, npu2, npu4, npu5, npu6, virtual:npu1, virtual:npu4, virtual:npu5, or SCHEME:PATH";
+const ALLOWED: &str =
+    "auto, cpu, npu1, npu2, npu4, npu5, npu6, virtual:npu1, virtual:npu4, virtual:npu5, or SCHEME:PATH";
 
 /// A device address that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

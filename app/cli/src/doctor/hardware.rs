@@ -44,6 +44,7 @@ pub(super) fn examine(
         }
     }
     trials(list, machine, &served, &holders);
+    weigh_log_against_trials(list);
     Ok(Subject::Npus(served.iter().map(|examined| examined.npu.id.clone()).collect()))
 }
 
@@ -250,5 +251,41 @@ fn trials(list: &mut List, machine: &Machine, served: &[&Examined<'_>], holders:
         } else {
             trial::examine_found(list, examined.npu, holders);
         }
+    }
+}
+
+/// A context that could be made just now says more than the log of what went wrong before.
+fn weigh_log_against_trials(list: &mut List) {
+    let contexts: Vec<Status> = list.checks.iter().filter(|it| it.name == "context").map(|it| it.status).collect();
+    let has_refusal = list.checks.iter().any(|it| it.name == "device" && it.status != Status::Ok);
+    if contexts.is_empty() || has_refusal || contexts.iter().any(|status| *status != Status::Ok) {
+        return;
+    }
+    if let Some(log) = list.checks.iter_mut().find(|it| it.name == "kernel_log" && it.status == Status::Fail) {
+        log.status = Status::Warn;
+        log.found.push("a context could be made all the same".to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_weighed_against_what_works_now() {
+        let check = |name, status| match status {
+            Status::Ok => Check::new(name),
+            _ => Check::new(name).with_issue(status, "bad", []),
+        };
+        let weighed = |device, context: Option<Status>| {
+            let mut list = List::default();
+            list.checks.extend([check("kernel_log", Status::Fail), check("device", device)]);
+            list.checks.extend(context.map(|status| check("context", status)));
+            weigh_log_against_trials(&mut list);
+            list.checks[0].status
+        };
+        assert_eq!(weighed(Status::Ok, Some(Status::Ok)), Status::Warn);
+        assert_eq!(weighed(Status::Ok, Some(Status::Fail)), Status::Fail);
+        assert_eq!(weighed(Status::Fail, None), Status::Fail);
     }
 }

@@ -402,3 +402,77 @@ fn message(line: &str) -> &str {
     let message = message.split_once("*ERROR* ").map_or(message, |(_, rest)| rest);
     message.trim_end()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines as drivers print them, and the first mark of the signature that explains each.
+    const LINES: [(&str, &str); 14] = [
+        (
+            "amdxdna 0000:c5:00.1: [drm] *ERROR* amdxdna_drm_open: SVA bind device failed, ret -19",
+            "SVA bind device failed",
+        ),
+        ("amdxdna 0000:05:00.1: aie2_init: Enable PASID failed, ret -19", "Enable PASID failed"),
+        ("aie2_get_mgmt_chann_info: Invalid mbox magic 0x30ec000", "Invalid mbox magic"),
+        ("aie2_hw_start: firmware is not alive", "firmware is not alive"),
+        ("aie2_check_protocol: Incompatible firmware protocol major 7 minor 3", "Incompatible firmware protocol"),
+        ("Firmware minor version smaller than supported", "Firmware minor version smaller than supported"),
+        ("Firmware 5.6 below minimum 5.7", "below minimum"),
+        ("aie2_init: failed to request_firmware amdnpu/1502_00/npu.sbin, ret -2", "failed to request_firmware"),
+        ("aie2_send_mgmt_msg_wait: command opcode 0x2 failed, status 0x2000003", "0x2000003"),
+        ("amdxdna_drm_create_hwctx_ioctl: Init hwctx failed, ret -22", "Init hwctx failed"),
+        ("aie2_smu_exec: smu cmd 4 failed, 0xff", "smu cmd"),
+        ("amdxdna 0000:c6:00.1: probe with driver amdxdna failed with error -22", "probe"),
+        ("xdna_send_msg_wait: Wait for completion timeout", "Wait for completion timeout"),
+        ("aie2_hwctx_cfg_debug_bo: Get bo 4 failed", "cfg_debug_bo"),
+    ];
+
+    #[test]
+    fn every_known_line_has_its_signature() {
+        for (line, mark) in LINES {
+            assert_eq!(signature_of(line).map(|signature| signature.marks[0]), Some(mark), "{line}");
+            assert!(is_error(line), "{line}");
+        }
+        for harmless in [
+            "amdxdna: loading out-of-tree module taints kernel.",
+            "amdxdna: module verification failed: signature and/or required key missing - tainting kernel",
+            "amdxdna 0000:c5:00.1: enabling device (0000 -> 0002)",
+            "amdxdna 0000:c4:00.1: [drm] Load firmware amdnpu/17f0_11/npu_7.sbin",
+        ] {
+            assert!(relevant(harmless).is_empty(), "{harmless}");
+        }
+    }
+
+    #[test]
+    fn every_signature_says_what_to_do() {
+        for signature in &SIGNATURES {
+            assert!(!signature.meaning.is_empty());
+            assert_eq!(signature.remedies.is_empty(), signature.kind == Kind::Harmless, "{}", signature.meaning);
+        }
+    }
+
+    #[test]
+    fn the_logged_line_is_shown_without_stamps() {
+        let line =
+            "[ 2497.518269] amdxdna 0000:c5:00.1: [drm] *ERROR* amdxdna_drm_open: SVA bind device failed, ret -19";
+        assert_eq!(message(line), "amdxdna_drm_open: SVA bind device failed, ret -19");
+        assert_eq!(message("words"), "words");
+        assert_eq!(
+            message("[1.0] xdna_mailbox.145: Message callback ret -22\r"),
+            "xdna_mailbox.145: Message callback ret -22"
+        );
+    }
+
+    #[test]
+    fn the_ring_buffer_is_read_without_waiting_where_it_may_be_read() {
+        if let Ok(text) = read_kmsg() {
+            assert!(text.ends_with('\n') || text.is_empty());
+            let has_header = |line: &str| line.split(',').next().is_some_and(|word| word.parse::<u32>().is_ok());
+            assert!(
+                text.lines().filter(|line| has_header(line)).count() * 10 <= text.lines().count(),
+                "headers are left"
+            );
+        }
+    }
+}

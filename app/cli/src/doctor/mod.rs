@@ -203,6 +203,9 @@ fn conclude(list: &List, subject: &Subject, machine: &Machine) -> (String, Strin
     let issue = cause.and_then(|check| check.issues.first()).cloned().unwrap_or_default();
     let verdict = match (overall, subject) {
         (Status::Fail, Subject::NoNpu) => format!("Something has to be mended: {issue}."),
+        (Status::Fail, Subject::Npus(ids)) if ids.len() > 1 => {
+            format!("Not all of the NPUs {} can be used: {issue}. npuhal runs on the CPU.", ids.join(", "))
+        }
         (Status::Fail, Subject::Npus(ids)) => {
             format!("The NPU {} cannot be used: {issue}. npuhal runs on the CPU.", ids.join(", "))
         }

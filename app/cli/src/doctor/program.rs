@@ -100,7 +100,7 @@ fn models_and_kernels(list: &mut List, models_dir: Option<&Path>) {
         check.add_issue(Status::Warn, "no model is here", [pull(default)]);
     }
     let is_default = |model: &&Stored| model.name == *default;
-    list.model = match usable.iter().any(|model| is_default(&model)) {
+    list.model = match usable.iter().any(is_default) {
         true => None,
         false => usable.first().map(|model| match model.kind {
             StoredKind::Foreign => model.path.display().to_string(),

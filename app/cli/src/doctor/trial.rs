@@ -223,3 +223,52 @@ fn remedy_of(error: &DeviceError) -> Vec<Remedy> {
         _ => vec![Remedy::command(remedy, "sudo dmesg | grep -i amdxdna")],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use npuhal_amdxdna::discovery::{Roots, enumerate};
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// A node that opens and is not the driver's.
+    #[test]
+    fn a_node_of_another_kind_is_a_failed_device_and_no_context_is_tried() {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("sys/bus/pci/devices/0000:c5:00.1");
+        fs::create_dir_all(device.join("accel/accel0")).unwrap();
+        for (name, text) in [("vendor", "0x1022"), ("device", "0x1502"), ("revision", "0x00")] {
+            fs::write(device.join(name), text).unwrap();
+        }
+        fs::create_dir_all(root.path().join("dev/accel")).unwrap();
+        let npus = enumerate(&Roots::inside(root.path()));
+        for (node, wanted) in [("/dev/null", "asking the driver for its version failed"), ("/nonexistent", "opening")] {
+            let link = root.path().join("dev/accel/accel0");
+            let _ = fs::remove_file(&link);
+            symlink(node, &link).unwrap();
+            let mut list = List::default();
+            examine_found(&mut list, &npus[0], &[]);
+            let [check] = &list.checks[..] else { panic!("{list:?}") };
+            assert_eq!((check.name, check.status), ("device", Status::Fail));
+            assert!(check.issues[0].contains(wanted), "{check:?}");
+            assert!(!check.remedies.is_empty() && list.not_tried.is_empty(), "{list:?}");
+        }
+    }
+
+    /// What a found NPU gets is what a virtual one gets: the same functions on the same driver trait.
+    #[test]
+    fn contexts_are_given_back_and_refusals_name_who_holds_the_device() {
+        let spec: VirtualSpec = "virtual:npu1?fault=ENODEV@context:1".parse().unwrap();
+        let hardware = VirtualDevice::new(&spec);
+        let driver: Arc<dyn Driver> = hardware.connect();
+        let device = NpuDevice::open(Arc::clone(&driver), &virtual_identity(&spec)).unwrap();
+        let check = context(driver.as_ref(), &device, &[]);
+        assert_eq!(check.status, Status::Ok, "{check:?}");
+        assert_eq!((hardware.statistics().contexts, hardware.statistics().syncobjs), (0, 0));
+        let check = context(driver.as_ref(), &device, &["flm (pid 7)".to_owned()]);
+        assert_eq!(check.status, Status::Fail);
+        let issue = &check.issues[0];
+        assert!(issue.contains("creating a hardware context failed: no free range of columns"), "{issue}");
+        assert!(issue.ends_with("held by flm (pid 7)"), "{issue}");
+    }
+}
