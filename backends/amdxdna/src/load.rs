@@ -200,6 +200,12 @@ fn sections(
     wanted.push((Role::Instructions, text));
     wanted.extend(instance.preempt_save.map(|index| (Role::Save, index)));
     wanted.extend(instance.preempt_restore.map(|index| (Role::Restore, index)));
+    for (i, (role, index)) in wanted.iter().enumerate() {
+        if wanted[..i].iter().any(|(other, _)| other == role) {
+            let name = elf.elf().section(*index).map_or("", |section| section.name.as_str());
+            return Err(bad_program(kernel, format!("section {name} has the number of another one of its kind")));
+        }
+    }
     wanted.into_iter().map(|(role, index)| section(elf, role, index, kernel, names)).collect()
 }
 

@@ -185,12 +185,14 @@ fn rebinding_to_a_kernel_of_other_sections_makes_the_code_of_a_fresh_run() {
         created.collect()
     };
     let own = code(0);
+    let initial: Vec<_> = own.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect();
     list.rebind(run, &*kernels[1]).unwrap();
     let rebound: Vec<_> = own.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect();
     list.rebind(run, &*kernels[0]).unwrap();
     let back: Vec<_> = own.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect();
     assert_eq!(rebound.len(), 3, "instructions, save, restore");
     assert_ne!(rebound[0], back[0]);
+    assert_eq!(back, initial);
     let other = context.runlist().push(&*kernels[0], &args[..3]).unwrap_err();
     assert!(matches!(other, DeviceError::BadArgument { .. }), "{other}");
 }
