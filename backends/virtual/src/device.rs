@@ -407,6 +407,10 @@ impl State {
         let Some(context) = self.contexts.get_mut(&key) else { return };
         let (file, syncobj) = (context.file, context.syncobj);
         let jobs: Vec<_> = context.queue.drain(..).collect();
+        if jobs.first().is_some_and(|job| job.running.is_some()) {
+            // The array is free at once.
+            self.free_at = self.now;
+        }
         context.completed += jobs.len() as u64;
         context.errors += jobs.len() as u64;
         context.partition.reset();
