@@ -300,8 +300,9 @@ fn what_nothing_waited_for_has_not_happened() {
 fn mistakes_are_named_with_their_operation() {
     use DiagnosisKind as Kind;
     type Change = fn(&mut Builder);
+    type Wanted = &'static [(Kind, Option<u32>)];
     // What follows (or stands in for) the copy, and the verdict. The copy itself is operations 0 to 4.
-    let after: [(&str, Change, &[(Kind, Option<u32>)]); 14] = [
+    let after: [(&str, Change, Wanted); 14] = [
         (
             "a register that is not there",
             |code| {

@@ -55,6 +55,9 @@ pub fn identity(spec: &VirtualSpec) -> NpuIdentity {
     }
 }
 
+/// A context and a kernel in it.
+pub type Loaded = (Box<dyn Context>, Box<dyn Kernel>);
+
 /// A device and the client on it.
 pub struct Bench {
     pub hardware: Arc<VirtualDevice>,
@@ -89,21 +92,20 @@ impl Bench {
     }
 
     /// A context with the kit's kernel.
-    pub fn load(&self, kit: &Kit, flow: Flow) -> Result<(Box<dyn Context>, Box<dyn Kernel>), DeviceError> {
-        let (xclbin, partial) = (kit.xclbin().unwrap(), kit.partial_elf().unwrap());
-        let (stream, elf) = (kit.instructions().unwrap(), kit.full_elf(true).unwrap());
+    pub fn load(&self, kit: &Kit, flow: Flow) -> Result<Loaded, DeviceError> {
+        let (container, code) = match flow {
+            Flow::Xclbin => (kit.xclbin().unwrap(), kit.instructions().unwrap()),
+            Flow::PartialElf => (kit.xclbin().unwrap(), kit.partial_elf().unwrap()),
+            Flow::FullElf => (kit.full_elf(true).unwrap(), Vec::new()),
+        };
+        let (unit, full) = (&kit.name, Program::FullElf { image: &container, kernel: &kit.name });
+        let length_unit = LengthUnit::Words;
         let (boot, program) = match flow {
-            Flow::Xclbin => (
-                Program::Xclbin { image: &xclbin },
-                Program::Instructions { unit: &kit.name, stream: &stream, length_unit: LengthUnit::Words },
-            ),
-            Flow::PartialElf => {
-                (Program::Xclbin { image: &xclbin }, Program::PartialElf { unit: &kit.name, image: &partial })
+            Flow::Xclbin => {
+                (Program::Xclbin { image: &container }, Program::Instructions { unit, stream: &code, length_unit })
             }
-            Flow::FullElf => {
-                let program = Program::FullElf { image: &elf, kernel: &kit.name };
-                (program, program)
-            }
+            Flow::PartialElf => (Program::Xclbin { image: &container }, Program::PartialElf { unit, image: &code }),
+            Flow::FullElf => (full, full),
         };
         let mut context = self.npu.open_context(&boot)?;
         let kernel = context.load(&program)?;
