@@ -237,13 +237,14 @@ const BD_CHANGES: [Change; 30] = [
 ];
 
 /// Fields whose change nobody sees, with the reason. `None` is every descriptor.
-const BD_SURVIVORS: [(Option<usize>, &str, &str); 25] = [
+const BD_SURVIVORS: [(Option<usize>, &str, &str); 26] = [
     (None, "address", "the patch of the run's argument replaces it"),
     (None, "packet id", "no header is sent"),
     (None, "packet type", "no header is sent"),
     (None, "out-of-order id", "the channel is not in out-of-order mode"),
     (None, "secure", "access attributes are not part of the model"),
     (None, "burst", "the burst length changes speed only"),
+    (None, "burst code", "the fourth code is not documented, and real control code uses it"),
     (None, "SMID", "the stream id of the memory unit is not part of the model"),
     (None, "cache", "cache attributes are not part of the model"),
     (None, "QoS", "the quality of service changes speed only"),

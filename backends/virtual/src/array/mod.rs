@@ -331,6 +331,13 @@ impl StreamSet for Ports<'_> {
         true
     }
 
+    fn is_wanted(&self, output: StreamKey) -> bool {
+        let held = self.outputs.get(&output).map_or(0, Fifo::len);
+        let shim = self.shims.get(usize::from(output.column));
+        held == 0
+            && shim.is_some_and(|shim| shim.outstanding(Direction::S2mm).any(|(channel, _)| channel == output.channel))
+    }
+
     fn has_room(&self, output: StreamKey, len_bytes: usize) -> bool {
         let is_output = output.direction == Direction::S2mm
             && output.packet.is_none()
@@ -342,5 +349,7 @@ impl StreamSet for Ports<'_> {
     }
 }
 
+#[cfg(test)]
+mod captured;
 #[cfg(test)]
 mod tests;

@@ -165,10 +165,6 @@ impl Shim {
         if !descriptor.valid {
             return Err(Diagnosis::new(DiagnosisKind::InvalidDescriptor, format!("descriptor {bd} is not valid")));
         }
-        if descriptor.burst > 2 {
-            let detail = format!("descriptor {bd}: burst length code {}", descriptor.burst);
-            return Err(Diagnosis::new(DiagnosisKind::BadRegisterValue, detail));
-        }
         Ok(descriptor)
     }
 
