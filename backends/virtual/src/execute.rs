@@ -211,6 +211,9 @@ impl State {
             Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.pdi_loads };
         let units = context.units.as_deref();
         let result = load_unit(launch, units, &memory).and_then(|image| {
+            if let Some(reason) = &launch.map_error {
+                return Err(Trouble::Fault(Diagnosis::new(DiagnosisKind::BadPacket, reason.clone())));
+            }
             if let Some((unit, image)) = image.filter(|(unit, _)| !context.partition.has_unit(*unit)) {
                 context.partition.load_image(ImageId::Unit(unit), image, None, &mut surroundings)?;
             }
