@@ -191,7 +191,7 @@ impl Player {
                 };
                 let mut buffer = vec![0; (shape.element_bytes * shape.elements) as usize];
                 let found = self.driver.get_array(u(&dec["param"]) as u32, shape, &mut buffer)?;
-                let wanted = event["out"].as_str().map_or_else(|| s(&event["in"]), |out| out)[8..24].to_owned();
+                let wanted = event["out"].as_str().unwrap_or_else(|| s(&event["in"]))[8..24].to_owned();
                 let found = [found.element_bytes.to_le_bytes(), found.elements.to_le_bytes()].concat();
                 assert_eq!(hex(&found), wanted, "{}: {event}", self.name);
                 Ok(())
