@@ -12,6 +12,7 @@ use npuhal_amdxdna::format::registers::{
     TileKind, TokenWait,
 };
 use npuhal_amdxdna::format::txn::{Builder, DEV_GEN_AIE2, Header, OpKind, Version};
+use proptest::prelude::*;
 use std::cell::RefCell;
 
 /// Host memory at this address.
@@ -463,6 +464,23 @@ fn starved_and_undrained_streams_are_found() {
 }
 
 #[test]
+fn endless_tasks_end_in_the_watchdog() {
+    // Two rings of descriptors: data goes round for ever, and no token comes. The second pair moves nothing at all.
+    for length in [16, 0] {
+        let mut code = builder();
+        code.shim_bd(0, 0, &ShimBd { use_next: true, next_bd: 0, ..bd(IN, length) }).unwrap();
+        code.shim_bd(0, 1, &ShimBd { use_next: true, next_bd: 1, ..bd(OUT, 16) }).unwrap();
+        code.push_shim_task(0, Mm2s, 0, push(0, false)).unwrap();
+        code.push_shim_task(0, S2mm, 0, push(1, true)).unwrap();
+        code.wait(wait(S2mm, 0));
+        let mut bench = Bench::bare();
+        bench.load(ImageId::Unit(0), copy_image(16)).unwrap();
+        bench.partition.max_run_bytes = 2 << 20;
+        assert_eq!(bench.verdict(&code), [(DiagnosisKind::WaitNeverSatisfied, Some(4))]);
+    }
+}
+
+#[test]
 fn queues_hold_four_tasks_and_the_one_that_runs() {
     let mut code = builder();
     code.shim_bd(0, 0, &bd(IN, 4)).unwrap();
@@ -569,5 +587,44 @@ fn images_that_cannot_be_executed_are_refused() {
     ] {
         let end = Bench::bare().load(ImageId::Unit(0), bytes);
         assert!(matches!(&end, Err(Trouble::Fault(diagnosis)) if diagnosis.kind == wanted), "{wanted:?}: {end:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 100 } else { 1000 }))]
+    /// Whatever the code says, it ends.
+    #[test]
+    fn mutated_code_ends(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u32>(), 0_u32..32), 1..5),
+        is_masked in any::<bool>(),
+    ) {
+        let mut code = copy_16();
+        code.shim_bd(0, 2, &ShimBd { next_bd: 3, use_next: true, ..bd(IN, 16) }).unwrap();
+        code.shim_bd(0, 3, &bd(IN, 16)).unwrap();
+        code.push_shim_task(0, Mm2s, 1, push(2, true)).unwrap();
+        code.wait(wait(Mm2s, 1));
+        let mut bytes = code.encode().unwrap();
+        for (at, value, shift) in changes {
+            let at = 16 + 4 * at.index((bytes.len() - 16) / 4);
+            let old = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            let new = if is_masked { old ^ 1 << shift } else { value };
+            bytes[at..at + 4].copy_from_slice(&new.to_le_bytes());
+        }
+        let mut bench = Bench::new();
+        bench.partition.max_run_bytes = 2 << 20;
+        let arguments = Arguments::Packet(vec![BASE + IN, BASE + OUT]);
+        let _ = bench.with(|partition, surroundings| partition.run(&bytes, &arguments, false, surroundings));
+    }
+
+    #[test]
+    fn mutated_images_end(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u32>()), 1..4)) {
+        let mut bytes = copy_image(1);
+        for (at, value) in changes {
+            let at = 4 * at.index(bytes.len() / 4);
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        let mut bench = Bench::bare();
+        let _ = bench.load(ImageId::Pdi(1), bytes);
+        let _ = bench.run(&copy_16());
     }
 }
