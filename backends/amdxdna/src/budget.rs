@@ -44,11 +44,6 @@ impl ContextBudget {
         budget
     }
 
-    /// Contexts that this process may hold.
-    pub(crate) fn limit(&self) -> u32 {
-        self.limit
-    }
-
     /// Takes a lease.
     pub(crate) fn lease(self: &Arc<Self>) -> Result<ContextLease, DeviceError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,9 +3,10 @@
 use crate::budget::{ContextBudget, ContextLease};
 use crate::driver::{BoKind, ContextHandle, ContextSpec, CreatedContext, CuConfig, SyncobjHandle};
 use crate::error::{Operation, driver_error, retry};
+use crate::format::reloc::Rebind;
 use crate::load::{Boot, Loader};
 use crate::memory_object::MemoryObject;
-use crate::program::KernelProgram;
+use crate::program::{KernelProgram, Section};
 use crate::runlist::NpuRunlist;
 use crate::session::Session;
 use crate::silicon::Silicon;
@@ -25,6 +26,18 @@ pub(crate) struct ContextCore {
     columns: u32,
     life: Mutex<Life>,
     memory: Mutex<ContextMemory>,
+    rebinds: Mutex<Vec<KnownRebind>>,
+}
+
+/// Most pairs of sections whose differences are kept.
+const REBINDS_KEPT: usize = 8;
+
+/// What turns one section into another: found out once, used for every run of a list.
+#[derive(Debug)]
+struct KnownRebind {
+    from: Arc<[u8]>,
+    to: Arc<[u8]>,
+    rebind: Arc<Rebind>,
 }
 
 #[derive(Debug)]
@@ -117,6 +130,24 @@ impl ContextCore {
         Ok(object)
     }
 
+    /// What has to be rewritten to turn code of section `from` into code of section `to`; `None` where they cannot be
+    /// compared word by word.
+    pub(crate) fn rebind(&self, from: &Section, to: &Section) -> Option<Arc<Rebind>> {
+        let mut rebinds = self.rebinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it =
+            |known: &&KnownRebind| Arc::ptr_eq(&known.from, &from.template) && Arc::ptr_eq(&known.to, &to.template);
+        if let Some(known) = rebinds.iter().find(is_it) {
+            return Some(Arc::clone(&known.rebind));
+        }
+        let rebind = Arc::new(to.table.rebind_from(&from.table, &from.template, &to.template).ok()?);
+        if rebinds.len() == REBINDS_KEPT {
+            rebinds.remove(0);
+        }
+        let (from, to) = (Arc::clone(&from.template), Arc::clone(&to.template));
+        rebinds.push(KnownRebind { from, to, rebind: Arc::clone(&rebind) });
+        Some(rebind)
+    }
+
     /// Gives synchronisation object and context back, once. Returns the contexts that must go as well.
     fn destroy(&self, life: &mut Life) -> Vec<Arc<Self>> {
         let Some(created) = life.created.take() else { return Vec::new() };
@@ -193,6 +224,7 @@ impl NpuContext {
             columns: boot.columns,
             life: Mutex::new(Life { created: Some(created), lost: None, lease: None }),
             memory: Mutex::new(memory),
+            rebinds: Mutex::default(),
         });
         lease.attach(&core);
         core.life().lease = Some(lease);

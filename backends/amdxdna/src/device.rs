@@ -57,6 +57,10 @@ pub struct NpuUsage {
     pub program_cache_bytes: u64,
     /// Most that the cache may take.
     pub program_cache_limit_bytes: u64,
+    /// Bytes of code written to device memory since the device was opened.
+    pub patched_bytes: u64,
+    /// Cache lines flushed for that.
+    pub flushed_code_lines: u64,
 }
 
 impl NpuDevice {
@@ -92,7 +96,7 @@ impl NpuDevice {
                 version: format!("{}.{}", version.major, version.minor),
                 firmware: firmware(&session),
             }),
-            context_limit: Some(budget.limit()),
+            context_limit: Some(facts.context_limit),
             features: Vec::new(),
         };
         let programs = Arc::new(ProgramCache::new(MAX_BYTES));
@@ -126,7 +130,10 @@ impl NpuDevice {
     /// What the device takes at the moment.
     #[must_use]
     pub fn usage(&self) -> NpuUsage {
+        let (patched_bytes, flushed_code_lines) = self.session.patch_counts();
         NpuUsage {
+            patched_bytes,
+            flushed_code_lines,
             buffer_objects: self.session.live_objects(),
             heap_bytes: self.session.heap().len() as u64 * HEAP_CHUNK_BYTES,
             program_cache_bytes: self.programs.len_bytes(),

@@ -58,6 +58,8 @@ pub struct Identity {
     pub groups: Vec<u32>,
     /// Limit of locked memory in bytes; `None` for no limit.
     pub memlock_bytes: Option<u64>,
+    /// Whether this is the process itself, so that the kernel can be asked: it also knows of access lists.
+    pub is_self: bool,
 }
 
 impl Identity {
@@ -69,7 +71,7 @@ impl Identity {
         groups.extend(getgroups().into_iter().flatten().map(rustix::process::Gid::as_raw));
         groups.sort_unstable();
         groups.dedup();
-        Self { user: geteuid().as_raw(), groups, memlock_bytes: getrlimit(Resource::Memlock).current }
+        Self { user: geteuid().as_raw(), groups, memlock_bytes: getrlimit(Resource::Memlock).current, is_self: true }
     }
 }
 
@@ -397,6 +399,10 @@ fn check_bound(roots: &Roots, identity: &Identity, npu: &FoundNpu) -> Option<Fin
     }
     let Some(node) = npu.node.clone() else { return Some(Finding::NoNode { node: None }) };
     let Ok(metadata) = fs::metadata(&node) else { return Some(Finding::NoNode { node: Some(node) }) };
+    let read_write = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+    if identity.is_self && rustix::fs::access(&node, read_write).is_ok() {
+        return None;
+    }
     let mode = metadata.mode();
     let is_owner = metadata.uid() == identity.user;
     let is_member = identity.groups.contains(&metadata.gid());

@@ -3,8 +3,9 @@
 
 use crate::cache;
 use crate::driver::{
-    ArrayShape, BoHandle, BoInfo, ContextHandle, ContextSpec, CreateBo, CreatedContext, CuConfig, Driver,
-    DriverVersion, ExecCommand, ImportedBo, MapRequest, Mapping, PAGE_BYTES, Placement, SyncDirection, SyncobjHandle,
+    ArrayShape, BoHandle, BoInfo, BoKind, ContextHandle, ContextSpec, CreateBo, CreatedContext, CuConfig, Driver,
+    DriverVersion, ExecCommand, ImportedBo, MapRequest, Mapping, PAGE_BYTES, Placement, Qos, SyncDirection,
+    SyncobjHandle,
 };
 use crate::errno::Errno;
 use crate::memory::{HeapWindow, MappedPages};
@@ -111,14 +112,14 @@ impl Driver for KernelDriver {
     }
 
     fn create_bo(&self, request: &CreateBo<'_>) -> Result<BoHandle, Errno> {
-        let mut table = uapi::VaTable { dmabuf_fd: -1, num_entries: 1, ..Default::default() };
-        let mut create =
-            uapi::CreateBo { size: request.size_bytes, kind: request.kind as u32, ..uapi::CreateBo::default() };
+        let table;
+        let mut create = bo_request(request.kind, request.size_bytes);
         if let Some(memory) = request.user_memory {
-            if request.size_bytes != 0 || memory.address() % PAGE_BYTES != 0 || memory.len_bytes() % PAGE_BYTES != 0 {
+            let is_whole = |value: u64| value.is_multiple_of(PAGE_BYTES);
+            if request.size_bytes != 0 || !is_whole(memory.address()) || !is_whole(memory.len_bytes()) {
                 return Err(Errno::EINVAL);
             }
-            (table.vaddr, table.len) = (memory.address(), memory.len_bytes());
+            table = user_memory_table(memory.address(), memory.len_bytes());
             create.vaddr = std::ptr::from_ref(&table) as u64;
         }
         // SAFETY: `vaddr` is 0 or a table that lives until the call returns. Pages named by the table stay valid as long as
@@ -163,8 +164,7 @@ impl Driver for KernelDriver {
     }
 
     fn export_dma_buf(&self, bo: BoHandle) -> Result<OwnedFd, Errno> {
-        let flags = (OFlags::RDWR | OFlags::CLOEXEC).bits();
-        let mut prime = uapi::PrimeHandle { handle: bo.0, flags, fd: -1 };
+        let mut prime = export_request(bo);
         // SAFETY: the struct holds no address.
         unsafe { self.call(uapi::PRIME_HANDLE_TO_FD, &mut prime)? };
         if prime.fd < 0 {
@@ -183,21 +183,9 @@ impl Driver for KernelDriver {
     }
 
     fn create_context(&self, spec: &ContextSpec) -> Result<CreatedContext, Errno> {
-        let qos = uapi::QosInfo {
-            gops: spec.qos.gops,
-            fps: spec.qos.fps,
-            dma_bandwidth: spec.qos.dma_bandwidth,
-            latency: spec.qos.latency_ms,
-            frame_exec_time: spec.qos.frame_exec_time_ms,
-            priority: spec.qos.priority,
-            ..Default::default()
-        };
-        let mut create = uapi::CreateHwctx {
-            qos_p: std::ptr::from_ref(&qos) as u64,
-            max_opc: spec.max_opc,
-            num_tiles: spec.num_tiles,
-            ..Default::default()
-        };
+        let qos = qos_info(&spec.qos);
+        let mut create = context_request(spec);
+        create.qos_p = std::ptr::from_ref(&qos) as u64;
         // SAFETY: `qos` is readable until the call returns.
         unsafe { self.call(uapi::CREATE_HWCTX, &mut create)? };
         Ok(CreatedContext { context: ContextHandle(create.handle), syncobj: SyncobjHandle(create.syncobj_handle) })
@@ -205,13 +193,8 @@ impl Driver for KernelDriver {
 
     fn config_cus(&self, context: ContextHandle, units: &[CuConfig]) -> Result<(), Errno> {
         let value = encode_units(units)?;
-        let mut config = uapi::ConfigHwctx {
-            handle: context.0,
-            param_type: uapi::CONFIG_CU,
-            param_val: value.as_ptr() as u64,
-            param_val_size: value.len() as u32,
-            pad: 0,
-        };
+        let mut config = units_request(context, value.len() as u32);
+        config.param_val = value.as_ptr() as u64;
         // SAFETY: `value` is readable until the call returns.
         unsafe { self.call(uapi::CONFIG_HWCTX, &mut config) }
     }
@@ -225,15 +208,8 @@ impl Driver for KernelDriver {
         if command.args.len() > uapi::EXEC_MAX_ARGS {
             return Err(Errno::EINVAL);
         }
-        let mut exec = uapi::ExecCmd {
-            hwctx: command.context.0,
-            kind: uapi::SUBMIT_EXEC_BUF,
-            cmd_handles: u64::from(command.command.0),
-            args: command.args.as_ptr() as u64,
-            cmd_count: 1,
-            arg_count: command.args.len() as u32,
-            ..Default::default()
-        };
+        let mut exec = exec_request(command);
+        exec.args = command.args.as_ptr() as u64;
         // SAFETY: `args` is readable for `arg_count` words (`BoHandle` is a transparent `u32`) until the call returns.
         unsafe { self.call(uapi::EXEC_CMD, &mut exec)? };
         Ok(exec.seq)
@@ -241,14 +217,8 @@ impl Driver for KernelDriver {
 
     fn wait_timeline(&self, syncobj: SyncobjHandle, point: u64, deadline: Option<Duration>) -> Result<(), Errno> {
         let (handles, points) = ([syncobj.0], [point]);
-        let mut wait = uapi::TimelineWait {
-            handles: handles.as_ptr() as u64,
-            points: points.as_ptr() as u64,
-            timeout_nsec: deadline.map_or(i64::MAX, |at| i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)),
-            count_handles: 1,
-            flags: uapi::WAIT_FOR_SUBMIT,
-            ..Default::default()
-        };
+        let mut wait = wait_request(deadline);
+        (wait.handles, wait.points) = (handles.as_ptr() as u64, points.as_ptr() as u64);
         // SAFETY: both arrays are readable for one element until the call returns.
         unsafe { self.call(uapi::SYNCOBJ_TIMELINE_WAIT, &mut wait) }
     }
@@ -266,6 +236,63 @@ impl Driver for KernelDriver {
     fn pause(&self) {
         std::thread::sleep(Duration::from_micros(50));
     }
+}
+
+fn bo_request(kind: BoKind, size: u64) -> uapi::CreateBo {
+    uapi::CreateBo { size, kind: kind as u32, ..Default::default() }
+}
+
+/// One range of the process's own memory.
+fn user_memory_table(vaddr: u64, len: u64) -> uapi::VaTable {
+    uapi::VaTable { dmabuf_fd: -1, num_entries: 1, vaddr, len }
+}
+
+fn qos_info(qos: &Qos) -> uapi::QosInfo {
+    uapi::QosInfo {
+        gops: qos.gops,
+        fps: qos.fps,
+        dma_bandwidth: qos.dma_bandwidth,
+        latency: qos.latency_ms,
+        frame_exec_time: qos.frame_exec_time_ms,
+        priority: qos.priority,
+        ..Default::default()
+    }
+}
+
+/// Without its pointer.
+fn context_request(spec: &ContextSpec) -> uapi::CreateHwctx {
+    uapi::CreateHwctx { max_opc: spec.max_opc, num_tiles: spec.num_tiles, ..Default::default() }
+}
+
+/// Without its pointer.
+fn units_request(context: ContextHandle, param_val_size: u32) -> uapi::ConfigHwctx {
+    uapi::ConfigHwctx { handle: context.0, param_type: uapi::CONFIG_CU, param_val_size, ..Default::default() }
+}
+
+/// Without its pointer.
+fn exec_request(command: &ExecCommand<'_>) -> uapi::ExecCmd {
+    uapi::ExecCmd {
+        hwctx: command.context.0,
+        kind: uapi::SUBMIT_EXEC_BUF,
+        cmd_handles: u64::from(command.command.0),
+        cmd_count: 1,
+        arg_count: command.args.len() as u32,
+        ..Default::default()
+    }
+}
+
+/// Without its pointers.
+fn wait_request(deadline: Option<Duration>) -> uapi::TimelineWait {
+    uapi::TimelineWait {
+        timeout_nsec: deadline.map_or(i64::MAX, |at| i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)),
+        count_handles: 1,
+        flags: uapi::WAIT_FOR_SUBMIT,
+        ..Default::default()
+    }
+}
+
+fn export_request(bo: BoHandle) -> uapi::PrimeHandle {
+    uapi::PrimeHandle { handle: bo.0, flags: (OFlags::RDWR | OFlags::CLOEXEC).bits(), fd: -1 }
 }
 
 /// The value of `CONFIG_CU`: a count, then one entry a unit.
@@ -324,34 +351,4 @@ fn text(bytes: &[u8], len: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{KernelDriver, encode_units, text};
-    use crate::driver::{BoHandle, CuConfig, Driver};
-    use crate::errno::Errno;
-    use std::path::Path;
-
-    #[test]
-    fn units_are_encoded_as_the_reference_client_does() {
-        let units = [CuConfig { bo: BoHandle(2), function: 0 }, CuConfig { bo: BoHandle(3), function: 0 }];
-        let value = encode_units(&units).unwrap();
-        assert_eq!(value, [2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(encode_units(&[]), Err(Errno::EINVAL));
-        assert_eq!(encode_units(&vec![units[0]; 33]), Err(Errno::EINVAL));
-        assert_eq!(encode_units(&vec![units[0]; 512]), Err(Errno::E2BIG));
-    }
-
-    #[test]
-    fn a_node_that_is_not_there_or_not_a_device_is_an_error() {
-        assert_eq!(KernelDriver::open(Path::new("/nonexistent/accel0")).unwrap_err(), Errno::ENOENT);
-        let driver = KernelDriver::open(Path::new("/dev/null")).unwrap();
-        assert_eq!(driver.version(), Err(Errno::ENOTTY));
-        let before = driver.now();
-        assert!(driver.now() >= before);
-    }
-
-    #[test]
-    fn texts_end_at_their_length() {
-        assert_eq!(text(b"amdxdna\0\0", 7), "amdxdna");
-        assert_eq!(text(b"amdxdna\0\0", 1 << 40), "amdxdna");
-    }
-}
+mod tests;

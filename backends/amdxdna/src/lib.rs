@@ -40,6 +40,5 @@ mod units;
 pub use context::{NpuContext, NpuKernel};
 pub use device::{NpuDevice, NpuIdentity, NpuUsage};
 pub use memory::host_pages;
-pub use run::PatchStats;
 pub use runlist::NpuRunlist;
 pub use submission::NpuSubmission;

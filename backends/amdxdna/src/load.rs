@@ -4,6 +4,7 @@ use crate::cache_of_programs::ProgramCache;
 use crate::driver::Qos;
 use crate::format::elf::{ElfError, Instance, KernelMatch, Program as ElfProgram};
 use crate::format::reloc::{PatchSymbol, PatchTable};
+use crate::format::txn::View as TxnView;
 use crate::packet::Opcode;
 use crate::program::{KernelProgram, Launch, Register, RegisterMap, Role, Section, Source};
 use crate::silicon::Silicon;
@@ -70,10 +71,13 @@ impl Loader {
             }
             (Base::Units(units), Program::PartialElf { unit, image }) => {
                 let found = find_unit(units, unit)?;
-                self.cache.get_or_insert(image, &found.name, || partial_elf(found, image))
+                // The same file means something else on a unit with other arguments.
+                let key = format!("{} {} {:?}", found.name, found.index, found.args);
+                self.cache.get_or_insert(image, &key, || partial_elf(found, image))
             }
             (Base::FullElf { columns }, Program::FullElf { image, kernel }) => {
-                self.cache.get_or_insert(image, kernel, || full_elf(image, kernel, *columns))
+                let key = format!("{kernel} on {columns} columns");
+                self.cache.get_or_insert(image, &key, || full_elf(image, kernel, *columns))
             }
             (Base::Units(_), _) => {
                 Err(wrong_kind("an instruction stream or a partial ELF for one of its compute units"))
@@ -91,6 +95,7 @@ fn instructions(unit: &Unit, stream: &[u8], length_unit: LengthUnit) -> Result<K
         let reason = format!("wanted a whole number of 32-bit words, found {} bytes", stream.len());
         return Err(bad_program(&unit.name, reason));
     }
+    TxnView::new(stream).map_err(|error| bad_program(&unit.name, error.to_string()))?;
     let map = register_map(unit, length_unit)?;
     let table = PatchTable::new(stream, []).map_err(|error| bad_program(&unit.name, error.to_string()))?;
     let section = Section { role: Role::Instructions, template: stream.into(), table, sources: Vec::new() };
@@ -195,6 +200,12 @@ fn sections(
     wanted.push((Role::Instructions, text));
     wanted.extend(instance.preempt_save.map(|index| (Role::Save, index)));
     wanted.extend(instance.preempt_restore.map(|index| (Role::Restore, index)));
+    for (i, (role, index)) in wanted.iter().enumerate() {
+        if wanted[..i].iter().any(|(other, _)| other == role) {
+            let name = elf.elf().section(*index).map_or("", |section| section.name.as_str());
+            return Err(bad_program(kernel, format!("section {name} has the number of another one of its kind")));
+        }
+    }
     wanted.into_iter().map(|(role, index)| section(elf, role, index, kernel, names)).collect()
 }
 
@@ -211,7 +222,8 @@ fn section(
     let table = table.map_err(|error| bad_program(kernel, error.to_string()))?;
     let sources = table.symbols().iter().map(|symbol| {
         source(elf, names, symbol).ok_or_else(|| {
-            let reason = format!("the code refers to `{}`, which is neither an argument nor a section", symbol.name);
+            let PatchSymbol { name, size, .. } = symbol;
+            let reason = format!("the code refers to `{name}` of {size} bytes: no argument, section or possible size");
             bad_program(kernel, reason)
         })
     });
@@ -222,7 +234,7 @@ fn section(
 fn source(elf: &ElfProgram, names: &ArgNames<'_>, symbol: &PatchSymbol) -> Option<Source> {
     match symbol.name.as_str() {
         "scratch-pad-mem" => Some(Source::ScratchMemory),
-        "scratch-pad-ctrl" => Some(Source::ScratchControl(symbol.size)),
+        "scratch-pad-ctrl" => Some(Source::ScratchControl(symbol.size)).filter(|_| is_scratch_size(symbol.size)),
         "control-packet" => Some(Source::ControlPacket),
         name => {
             if let Some(number) = name.strip_prefix("ctrlpkt-pm-") {
@@ -235,6 +247,10 @@ fn source(elf: &ElfProgram, names: &ArgNames<'_>, symbol: &PatchSymbol) -> Optio
             }
         }
     }
+}
+
+fn is_scratch_size(size: u32) -> bool {
+    (1..=MAX_SECTION_BYTES).contains(&(size as usize))
 }
 
 /// Number of a `.ctrlpkt.pm.N` section.

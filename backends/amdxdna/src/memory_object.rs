@@ -24,13 +24,12 @@ pub(crate) enum Backing {
 
 /// A buffer object. Closed when the last owner lets go.
 pub(crate) struct MemoryObject {
-    session: Arc<Session>,
-    handle: BoHandle,
+    /// Dropped before `owned`: closing an object that is still mapped would keep its memory.
+    backing: Backing,
+    owned: OwnedHandle,
     kind: BoKind,
     size_bytes: u64,
     device_address: u64,
-    /// `None` only while dropping.
-    backing: Option<Backing>,
     /// Number of submissions that hold the object; locked during host access through [`BufferObject`].
     holds: Mutex<u32>,
     /// The object itself: a [`BufferObject`] is turned back into its owner with it.
@@ -46,10 +45,10 @@ impl MemoryObject {
         device_address: u64,
         backing: Backing,
     ) -> Arc<Self> {
-        let (session, backing, holds) = (Arc::clone(session), Some(backing), Mutex::new(0));
+        let owned = OwnedHandle { session: Arc::clone(session), handle };
         Arc::new_cyclic(|this| {
-            let this = Weak::clone(this);
-            Self { session, handle, kind, size_bytes, device_address, backing, holds, this }
+            let (holds, this) = (Mutex::new(0), Weak::clone(this));
+            Self { backing, owned, kind, size_bytes, device_address, holds, this }
         })
     }
 
@@ -59,7 +58,7 @@ impl MemoryObject {
     }
 
     pub(crate) fn handle(&self) -> BoHandle {
-        self.handle
+        self.owned.handle
     }
 
     pub(crate) fn device_address(&self) -> u64 {
@@ -71,7 +70,7 @@ impl MemoryObject {
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
+        &self.owned.session
     }
 
     /// A submission takes the object.
@@ -97,7 +96,7 @@ impl MemoryObject {
 
     /// Makes host writes visible to the device. Ranges are ascending and do not overlap.
     pub(crate) fn flush(&self, ranges: &[Range<u64>]) -> Result<(), OutOfMapping> {
-        match self.backing() {
+        match &self.backing {
             Backing::Mapped(mapping) => {
                 for range in ranges {
                     self.check(range.start, range.end.saturating_sub(range.start))?;
@@ -155,9 +154,11 @@ impl MemoryObject {
 
     fn each_part(&self, at_bytes: u64, len_bytes: u64, visit: &mut VisitPart<'_>) -> Result<(), OutOfMapping> {
         self.check(at_bytes, len_bytes)?;
-        match self.backing() {
+        match &self.backing {
             Backing::Mapped(mapping) => visit(&**mapping, at_bytes, 0..len_bytes as usize),
-            Backing::Heap { offset_bytes } => self.session.heap().each_part(offset_bytes + at_bytes, len_bytes, visit),
+            Backing::Heap { offset_bytes } => {
+                self.session().heap().each_part(offset_bytes + at_bytes, len_bytes, visit)
+            }
         }
     }
 
@@ -188,13 +189,6 @@ impl MemoryObject {
 
     fn lock(&self) -> MutexGuard<'_, u32> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn backing(&self) -> &Backing {
-        match &self.backing {
-            Some(backing) => backing,
-            None => unreachable!("the backing is taken in drop only"),
-        }
     }
 }
 
@@ -264,7 +258,7 @@ impl MemoryObject {
 impl fmt::Debug for MemoryObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryObject")
-            .field("handle", &self.handle)
+            .field("handle", &self.owned.handle)
             .field("kind", &self.kind)
             .field("size_bytes", &self.size_bytes)
             .field("device_address", &self.device_address)
@@ -272,10 +266,14 @@ impl fmt::Debug for MemoryObject {
     }
 }
 
-impl Drop for MemoryObject {
+/// A handle that is closed when it is dropped.
+struct OwnedHandle {
+    session: Arc<Session>,
+    handle: BoHandle,
+}
+
+impl Drop for OwnedHandle {
     fn drop(&mut self) {
-        // Unmap first: closing an object that is mapped would keep its memory.
-        drop(self.backing.take());
         self.session.close(self.handle);
     }
 }

@@ -6,18 +6,23 @@ use std::ops::Range;
 /// Ranges of `new` that differ from `old`, in whole words (the last may be shorter), neighbours joined. Everything that
 /// `new` has beyond the end of `old` differs.
 pub(crate) fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
-    const STEP: usize = 64;
+    // Most of two images is equal: large steps skip that quickly.
+    const STEP: usize = 1024;
+    const LINE: usize = CACHE_LINE_BYTES as usize;
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let common = old.len().min(new.len());
-    for start in (0..common).step_by(STEP) {
-        let end = (start + STEP).min(common);
+    for (start, end) in steps(0..common, STEP) {
         if old[start..end] == new[start..end] {
             continue;
         }
-        for at in (start..end).step_by(4) {
-            let stop = (at + 4).min(end);
-            if old[at..stop] != new[at..stop] {
-                join(&mut ranges, at..stop);
+        for (start, end) in steps(start..end, LINE) {
+            if old[start..end] == new[start..end] {
+                continue;
+            }
+            for (start, end) in steps(start..end, 4) {
+                if old[start..end] != new[start..end] {
+                    join(&mut ranges, start..end);
+                }
             }
         }
     }
@@ -25,6 +30,12 @@ pub(crate) fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
         join(&mut ranges, common..new.len());
     }
     ranges
+}
+
+/// Starts and ends of the pieces of `range`, `step` long but for the last.
+fn steps(range: Range<usize>, step: usize) -> impl Iterator<Item = (usize, usize)> {
+    let end = range.end;
+    range.step_by(step).map(move |start| (start, (start + step).min(end)))
 }
 
 fn join(ranges: &mut Vec<Range<usize>>, next: Range<usize>) {

@@ -4,13 +4,15 @@
 //! flushes their cache lines; so the amount of device memory depends on the number of runs and not on the number of kernels.
 
 use crate::context::{ContextCore, NpuKernel};
-use crate::driver::{BoHandle, BoKind, DEV_ALIGN_BYTES};
+use crate::driver::{BoHandle, BoKind, CACHE_LINE_BYTES, DEV_ALIGN_BYTES};
+use crate::format::reloc::RelocError;
 use crate::memory_object::MemoryObject;
 use crate::packet::{COMMAND_BYTES, CodeRef, HealthRecord, MODE_TRANSACTION, Opcode, Packet, PacketTooLong};
 use crate::patch;
 use crate::program::{KernelProgram, Launch, Role, Section, Source};
 use npuhal_core::DeviceError;
 use npuhal_core::device::{Arg, ArgKind, ArgSpec};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One run.
@@ -42,15 +44,6 @@ struct BoundSection {
     image: Vec<u8>,
 }
 
-/// How much the last binding wrote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PatchStats {
-    /// Bytes written to device-visible memory.
-    pub written_bytes: u64,
-    /// Cache lines flushed.
-    pub flushed_lines: u64,
-}
-
 impl Run {
     /// Binds `kernel` to `args`: allocates, patches, flushes.
     pub(crate) fn new(core: &Arc<ContextCore>, kernel: &NpuKernel, args: &[Arg]) -> Result<Self, DeviceError> {
@@ -73,10 +66,10 @@ impl Run {
     }
 
     /// Exchanges the kernel and keeps the arguments.
-    pub(crate) fn rebind(&mut self, core: &Arc<ContextCore>, kernel: &NpuKernel) -> Result<PatchStats, DeviceError> {
+    pub(crate) fn rebind(&mut self, core: &Arc<ContextCore>, kernel: &NpuKernel) -> Result<(), DeviceError> {
         let program = kernel.program();
         if Arc::ptr_eq(program, &self.program) {
-            return Ok(PatchStats::default());
+            return Ok(());
         }
         if !program.same_signature(&self.program) {
             return Err(DeviceError::Misuse {
@@ -94,12 +87,7 @@ impl Run {
     }
 
     /// Exchanges one argument.
-    pub(crate) fn set_arg(
-        &mut self,
-        core: &Arc<ContextCore>,
-        index: usize,
-        arg: &Arg,
-    ) -> Result<PatchStats, DeviceError> {
+    pub(crate) fn set_arg(&mut self, core: &Arc<ContextCore>, index: usize, arg: &Arg) -> Result<(), DeviceError> {
         if index >= self.args.len() {
             return Err(bad_arg(&self.program, index, "an argument that was set when the run was added", "none"));
         }
@@ -138,28 +126,26 @@ impl Run {
         core: &Arc<ContextCore>,
         program: Arc<KernelProgram>,
         args: Vec<BoundArg>,
-    ) -> Result<PatchStats, DeviceError> {
+    ) -> Result<(), DeviceError> {
         let mut next = Binding { core, program: &program, args: &args, shared: Vec::new(), scratch_control: None };
         next.scratch_control = self.scratch_control_for(core, &program)?;
         let objects = self.section_objects(core, &program)?;
-        let mut images = Vec::with_capacity(objects.len());
-        for section in &program.sections {
-            images.push(next.image(section, &objects)?);
+        let mut contents = Vec::with_capacity(objects.len());
+        for (section, (_, object)) in program.sections.iter().zip(&objects) {
+            let held = self.sections.iter().find(|held| Arc::ptr_eq(&held.object, object));
+            contents.push(next.contents(section, &objects, held.map(|held| Held { program: &self.program, held }))?);
         }
         let packet = next.packet(&objects)?;
         let Binding { shared, scratch_control, .. } = next;
 
-        let mut stats = PatchStats::default();
         let mut sections = Vec::with_capacity(objects.len());
-        for ((role, object), image) in objects.into_iter().zip(images) {
-            let old = self.sections.iter().find(|old| Arc::ptr_eq(&old.object, &object));
-            let known = old.map_or(&[][..], |old| &old.image);
-            stats = stats.plus(update(&object, known, &image)?);
+        for ((role, object), Contents { image, changed }) in objects.into_iter().zip(contents) {
+            update(&object, &image, &changed)?;
             sections.push(BoundSection { role, object, image });
         }
         (self.program, self.args, self.sections) = (program, args, sections);
         (self.shared, self.scratch_control, self.packet) = (shared, scratch_control, packet);
-        Ok(stats)
+        Ok(())
     }
 
     /// Device memory for each section: what the run has already, where it is large enough.
@@ -204,17 +190,6 @@ impl Run {
     }
 }
 
-impl PatchStats {
-    /// Both together.
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            written_bytes: self.written_bytes + other.written_bytes,
-            flushed_lines: self.flushed_lines + other.flushed_lines,
-        }
-    }
-}
-
 /// A binding that is being prepared.
 struct Binding<'a> {
     core: &'a Arc<ContextCore>,
@@ -224,14 +199,47 @@ struct Binding<'a> {
     scratch_control: Option<Arc<MemoryObject>>,
 }
 
+/// What a section's device memory holds at present.
+struct Held<'a> {
+    program: &'a KernelProgram,
+    held: &'a BoundSection,
+}
+
+/// What a section's device memory is to hold, and where that differs from what it holds.
+struct Contents {
+    image: Vec<u8>,
+    changed: Vec<Range<usize>>,
+}
+
 type SectionObjects = [(Role, Arc<MemoryObject>)];
 
 impl Binding<'_> {
-    /// The section's template with the run's addresses.
-    fn image(&mut self, section: &Section, objects: &SectionObjects) -> Result<Vec<u8>, DeviceError> {
+    /// The section with the run's addresses. Where the memory holds the same code with other addresses, or code of the same
+    /// length, only what changes is visited.
+    fn contents(
+        &mut self,
+        section: &Section,
+        objects: &SectionObjects,
+        held: Option<Held<'_>>,
+    ) -> Result<Contents, DeviceError> {
         let values = section.sources.iter().map(|source| self.value(*source, objects));
         let values = values.collect::<Result<Vec<_>, _>>()?;
-        section.table.patched(&section.template, &values).map_err(|error| self.bad_program(&error.to_string()))
+        let bad = |error: RelocError| self.bad_program(&error.to_string());
+        let old = held.as_ref().and_then(|Held { program, held }| program.section(held.role));
+        if let (Some(Held { held, .. }), Some(old)) = (&held, old) {
+            let (mut image, mut ranges) = (held.image.clone(), Vec::new());
+            if Arc::ptr_eq(&old.template, &section.template) {
+                section.table.apply(&values, &mut image, &mut ranges).map_err(bad)?;
+                return Ok(Contents::new(image, &ranges));
+            }
+            if let Some(rebind) = self.core.rebind(old, section) {
+                section.table.rebind(&rebind, &values, &mut image, &mut ranges).map_err(bad)?;
+                return Ok(Contents::new(image, &ranges));
+            }
+        }
+        let image = section.table.patched(&section.template, &values).map_err(bad)?;
+        let known = held.map_or(&[][..], |Held { held, .. }| &held.image);
+        Ok(Contents { changed: patch::differences(known, &image), image })
     }
 
     fn value(&mut self, source: Source, objects: &SectionObjects) -> Result<u64, DeviceError> {
@@ -346,22 +354,27 @@ fn allocate_section(core: &ContextCore, role: Role, len_bytes: u64) -> Result<Ar
     }
 }
 
-/// Makes the memory of `object`, which holds `old`, hold `new`.
-fn update(object: &MemoryObject, old: &[u8], new: &[u8]) -> Result<PatchStats, DeviceError> {
-    let ranges = patch::differences(old, new);
+impl Contents {
+    fn new(image: Vec<u8>, ranges: &[Range<u32>]) -> Self {
+        let changed = ranges.iter().map(|range| range.start as usize..range.end as usize).collect();
+        Self { image, changed }
+    }
+}
+
+/// Writes the `ranges` of `image` to the memory of `object` and flushes their lines.
+fn update(object: &MemoryObject, image: &[u8], ranges: &[Range<usize>]) -> Result<(), DeviceError> {
     if ranges.is_empty() {
-        return Ok(PatchStats::default());
+        return Ok(());
     }
-    let mut stats = PatchStats::default();
-    for range in &ranges {
-        object.store(range.start as u64, &new[range.clone()]).map_err(|error| object.out_of_range(error))?;
-        stats.written_bytes += range.len() as u64;
+    for range in ranges {
+        object.store(range.start as u64, &image[range.clone()]).map_err(|error| object.out_of_range(error))?;
     }
-    let lines = patch::lines(&ranges, new.len());
+    let lines = patch::lines(ranges, image.len());
     object.flush(&lines).map_err(|error| object.out_of_range(error))?;
-    stats.flushed_lines =
-        lines.iter().map(|line| (line.end - line.start).div_ceil(crate::driver::CACHE_LINE_BYTES)).sum();
-    Ok(stats)
+    let written_bytes = ranges.iter().map(|range| range.len() as u64).sum();
+    let flushed_lines = lines.iter().map(|line| (line.end - line.start).div_ceil(CACHE_LINE_BYTES)).sum();
+    object.session().count_patch(written_bytes, flushed_lines);
+    Ok(())
 }
 
 fn bind_arg(core: &ContextCore, program: &KernelProgram, index: usize, arg: &Arg) -> Result<BoundArg, DeviceError> {

@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::error::{Operation, driver_error, retry};
 use crate::memory_object::MemoryObject;
 use crate::packet::{CHAIN_MAX_RUNS, COMMAND_BYTES, Opcode, Packet, START_CU_MAX_WORDS};
-use crate::run::{PatchStats, Run, handles, write_packet};
+use crate::run::{Run, handles, write_packet};
 use crate::submission::{InFlight, NpuSubmission};
 use npuhal_core::DeviceError;
 use npuhal_core::device::{Arg, Kernel, RunIndex, Runlist, Submission};
@@ -25,7 +25,6 @@ pub struct NpuRunlist {
     /// Command buffers for chains, kept over changes.
     chain_commands: Vec<Arc<MemoryObject>>,
     in_flight: Arc<AtomicBool>,
-    stats: PatchStats,
 }
 
 /// The commands of a runlist, ready to be submitted.
@@ -58,14 +57,7 @@ impl NpuRunlist {
             plan: None,
             chain_commands: Vec::new(),
             in_flight: Arc::default(),
-            stats: PatchStats::default(),
         }
-    }
-
-    /// What [`Runlist::rebind`] and [`Runlist::set_arg`] have written and flushed so far.
-    #[must_use]
-    pub fn patch_stats(&self) -> PatchStats {
-        self.stats
     }
 
     fn idle(&self, operation: &'static str) -> Result<(), DeviceError> {
@@ -173,18 +165,20 @@ impl Runlist for NpuRunlist {
         let kernel = self.own("rebind", kernel)?;
         let core = Arc::clone(&self.core);
         let run = self.run_mut("rebind", run)?;
-        let before = (run.opcode(), handles(run.objects()));
-        let stats = run.rebind(&core, kernel)?;
-        let is_same_plan = before == (run.opcode(), handles(run.objects()));
-        self.after_change(stats, is_same_plan);
+        let shape = |run: &Run| (run.opcode(), run.packet().words().len(), handles(run.objects()));
+        let before = shape(run);
+        run.rebind(&core, kernel)?;
+        if before != shape(run) {
+            self.plan = None;
+        }
         Ok(())
     }
 
     fn set_arg(&mut self, run: RunIndex, index: usize, arg: &Arg) -> Result<(), DeviceError> {
         self.idle("set_arg")?;
         let core = Arc::clone(&self.core);
-        let stats = self.run_mut("set_arg", run)?.set_arg(&core, index, arg)?;
-        self.after_change(stats, false);
+        self.run_mut("set_arg", run)?.set_arg(&core, index, arg)?;
+        self.plan = None;
         Ok(())
     }
 
@@ -212,15 +206,6 @@ impl Runlist for NpuRunlist {
             submission.submitted(self.exec(context, command)?);
         }
         Ok(Box::new(submission))
-    }
-}
-
-impl NpuRunlist {
-    fn after_change(&mut self, stats: PatchStats, is_same_plan: bool) {
-        self.stats = self.stats.plus(stats);
-        if !is_same_plan {
-            self.plan = None;
-        }
     }
 }
 

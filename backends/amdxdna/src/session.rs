@@ -11,6 +11,7 @@ use crate::memory_object::{Backing, MemoryObject};
 use npuhal_core::DeviceError;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One open device file.
@@ -23,6 +24,8 @@ pub(crate) struct Session {
     heap: Heap,
     /// Live objects that have a handle of their own; importing may give out a handle that is in use already.
     objects: Mutex<HashMap<BoHandle, Weak<MemoryObject>>>,
+    patched_bytes: AtomicU64,
+    flushed_lines: AtomicU64,
 }
 
 impl Session {
@@ -37,7 +40,15 @@ impl Session {
             });
         }
         let heap = Heap::create(&*driver)?;
-        Ok(Arc::new(Self { driver, id: id.to_owned(), version, heap, objects: Mutex::default() }))
+        Ok(Arc::new(Self {
+            driver,
+            id: id.to_owned(),
+            version,
+            heap,
+            objects: Mutex::default(),
+            patched_bytes: AtomicU64::new(0),
+            flushed_lines: AtomicU64::new(0),
+        }))
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
@@ -55,6 +66,17 @@ impl Session {
     /// Number of live buffer objects, without the heap.
     pub(crate) fn live_objects(&self) -> usize {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Notes what binding a kernel or argument wrote to code in device memory.
+    pub(crate) fn count_patch(&self, written_bytes: u64, flushed_lines: u64) {
+        self.patched_bytes.fetch_add(written_bytes, Ordering::Relaxed);
+        self.flushed_lines.fetch_add(flushed_lines, Ordering::Relaxed);
+    }
+
+    /// Bytes of code written, and cache lines flushed for it, since the file was opened.
+    pub(crate) fn patch_counts(&self) -> (u64, u64) {
+        (self.patched_bytes.load(Ordering::Relaxed), self.flushed_lines.load(Ordering::Relaxed))
     }
 
     /// Allocates `size_bytes` of `kind`: [`BoKind::Dev`], [`BoKind::Share`] or [`BoKind::Cmd`].
@@ -134,23 +156,18 @@ impl Session {
         let first = retry_interrupted(|| self.driver.create_bo(&request));
         let result = match first {
             Err(Errno::EAGAIN) => {
-                self.heap
-                    .grow(self.driver(), chunks)
-                    .map_err(|error| self.heap_full(size_bytes, &error.to_string()))?;
+                self.heap.grow(self.driver(), chunks).map_err(|error| self.heap_full(size_bytes, &why_not(&error)))?;
                 retry_interrupted(|| self.driver.create_bo(&request))
             }
             result => result,
         };
         result.map_err(|errno| match errno {
-            Errno::ENOSPC | Errno::EAGAIN | Errno::ENOMEM => {
-                self.heap_full(size_bytes, &driver_error(Operation::AllocateDevice, errno).to_string())
-            }
+            Errno::ENOSPC | Errno::EAGAIN | Errno::ENOMEM => self.heap_full(size_bytes, &errno.name()),
             errno => driver_error(Operation::AllocateDevice, errno),
         })
     }
 
     fn heap_full(&self, wanted_bytes: u64, why: &str) -> DeviceError {
-        tracing::debug!(wanted_bytes, why, "device heap exhausted");
         DeviceError::OutOfMemory {
             device: self.id.clone(),
             memory: "device heap",
@@ -225,6 +242,14 @@ impl Session {
     /// Runs `finish`; closes `bo` when it fails.
     fn guarded<T>(&self, bo: BoHandle, finish: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         finish().inspect_err(|_| heap::close(&*self.driver, bo))
+    }
+}
+
+/// Why the heap could not grow, in a few words.
+fn why_not(error: &DeviceError) -> String {
+    match error {
+        DeviceError::Driver { code, meaning, .. } => format!("{meaning}, {code}"),
+        error => error.to_string(),
     }
 }
 

@@ -29,7 +29,7 @@ const fn drm<T>(number: u32) -> u32 {
 macro_rules! layout {
     ($(#[$doc:meta])* $name:ident, $size:literal, { $($(#[$field_doc:meta])* $field:ident : $type:ty = $offset:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
         #[repr(C)]
         #[allow(missing_docs, reason = "field names and meaning are those of the published header")]
         pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
@@ -199,55 +199,20 @@ pub mod query {
         /// Reads the payload; `None` when it is too short.
         #[must_use]
         pub fn decode(bytes: &[u8]) -> Option<Self> {
-            let bytes = bytes.get(..Self::LEN_BYTES)?;
-            let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-            let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-            let tile = |at: usize| TileMetadata {
-                row_count: half(at),
-                row_start: half(at + 2),
-                dma_channel_count: half(at + 4),
-                lock_count: half(at + 6),
-                event_reg_count: half(at + 8),
-                pad: [0; 3],
-            };
-            Some(Self {
-                col_size: word(0),
-                cols: half(4),
-                rows: half(6),
-                version_major: word(8),
-                version_minor: word(12),
-                core: tile(16),
-                mem: tile(32),
-                shim: tile(48),
-            })
+            bytemuck::try_pod_read_unaligned(bytes.get(..Self::LEN_BYTES)?).ok()
         }
 
         /// Writes the payload.
         #[must_use]
         pub fn encode(&self) -> [u8; Self::LEN_BYTES] {
-            let mut bytes = [0; Self::LEN_BYTES];
-            bytes[0..4].copy_from_slice(&self.col_size.to_le_bytes());
-            bytes[4..6].copy_from_slice(&self.cols.to_le_bytes());
-            bytes[6..8].copy_from_slice(&self.rows.to_le_bytes());
-            bytes[8..12].copy_from_slice(&self.version_major.to_le_bytes());
-            bytes[12..16].copy_from_slice(&self.version_minor.to_le_bytes());
-            for (at, tile) in [(16, &self.core), (32, &self.mem), (48, &self.shim)] {
-                let fields =
-                    [tile.row_count, tile.row_start, tile.dma_channel_count, tile.lock_count, tile.event_reg_count];
-                for (i, field) in fields.into_iter().enumerate() {
-                    bytes[at + 2 * i..at + 2 * i + 2].copy_from_slice(&field.to_le_bytes());
-                }
-            }
-            bytes
+            bytemuck::cast(*self)
         }
     }
 
     /// Payload of [`FIRMWARE_VERSION`]: major, minor, patch, build.
     #[must_use]
     pub fn decode_firmware_version(bytes: &[u8]) -> Option<[u32; 4]> {
-        let bytes = bytes.get(..16)?;
-        let word = |i: usize| u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]]);
-        Some([word(0), word(1), word(2), word(3)])
+        bytemuck::try_pod_read_unaligned(bytes.get(..16)?).ok()
     }
 }
 

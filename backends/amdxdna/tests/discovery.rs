@@ -77,7 +77,7 @@ impl Machine {
         let node = fs::metadata(self.path("dev/accel/accel0"));
         let group = node.map_or(0, |node| node.gid());
         let groups = if is_member { vec![group, 64001] } else { vec![64001] };
-        let identity = Identity { user: 4242, groups, memlock_bytes: None };
+        let identity = Identity { user: 4242, groups, memlock_bytes: None, is_self: false };
         check(&Roots::inside(self.root.path()), &identity, &self.found()[0])
     }
 }
@@ -197,7 +197,7 @@ fn firmware_and_locked_memory() {
     fs::write(machine.device("fw_version"), "1.5.1.323\n").unwrap();
     assert!(matches!(machine.check(true)[..], [Finding::FirmwareDenied { .. }]));
     let machine = Machine::new("0x1502", "0x00");
-    let identity = Identity { user: 0, groups: vec![], memlock_bytes: Some(8 << 20) };
+    let identity = Identity { user: 0, groups: vec![], memlock_bytes: Some(8 << 20), is_self: false };
     let findings = check(&Roots::inside(machine.root.path()), &identity, &machine.found()[0]);
     assert!(matches!(findings[..], [Finding::LowMemlock { limit_bytes: 0x80_0000, .. }]), "{findings:?}");
     assert!(!findings[0].is_blocking());

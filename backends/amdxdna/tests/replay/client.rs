@@ -144,7 +144,10 @@ fn another_kernel_rewrites_the_words_that_differ_and_flushes_their_lines() {
     let run = list.push(&*kernels[0], &buffers(&tensors.iter().collect::<Vec<_>>())).unwrap();
     let objects = replay.device.usage().buffer_objects;
     let before = recorded.log().len();
+    let counts = replay.device.usage();
     list.rebind(run, &*kernels[1]).unwrap();
+    let now = replay.device.usage();
+    assert_eq!((now.patched_bytes, now.flushed_code_lines), (counts.patched_bytes + 4, counts.flushed_code_lines + 1));
     let later = recorded.log().split_off(before);
     let [Event::Flush { ranges, .. }] = &later[..] else { panic!("{later:?}") };
     assert_eq!(ranges.len(), 1);
@@ -182,12 +185,14 @@ fn rebinding_to_a_kernel_of_other_sections_makes_the_code_of_a_fresh_run() {
         created.collect()
     };
     let own = code(0);
+    let initial: Vec<_> = own.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect();
     list.rebind(run, &*kernels[1]).unwrap();
     let rebound: Vec<_> = own.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect();
     list.rebind(run, &*kernels[0]).unwrap();
     let back: Vec<_> = own.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect();
     assert_eq!(rebound.len(), 3, "instructions, save, restore");
     assert_ne!(rebound[0], back[0]);
+    assert_eq!(back, initial);
     let other = context.runlist().push(&*kernels[0], &args[..3]).unwrap_err();
     assert!(matches!(other, DeviceError::BadArgument { .. }), "{other}");
 }
@@ -303,7 +308,11 @@ fn many_runs_keep_memory_and_handles_flat() {
     let mut list = context.runlist();
     let run = list.push(&*kernel, &buffers(&[&tensor, &tensor])).unwrap();
     run_once(&mut list).unwrap();
-    let (usage, open) = (replay.device.usage(), recorded.open_bos());
+    let usage = || {
+        let usage = replay.device.usage();
+        (usage.buffer_objects, usage.heap_bytes, usage.program_cache_bytes, recorded.open_bos().len())
+    };
+    let before = usage();
     for i in 0..1000 {
         list.set_arg(run, i % 2, &Arg::Buffer(tensor.slice(64..128).unwrap())).unwrap();
         run_once(&mut list).unwrap();
@@ -311,7 +320,7 @@ fn many_runs_keep_memory_and_handles_flat() {
         short.push(&*kernel, &buffers(&[&tensor])).unwrap();
         run_once(&mut short).unwrap();
     }
-    assert_eq!((usage, open.len()), (replay.device.usage(), recorded.open_bos().len()));
+    assert_eq!(usage(), before);
 }
 
 #[test]
@@ -403,6 +412,77 @@ fn opcodes_that_a_part_lacks_are_refused_at_loading() {
     let refused = context.load(&boot).err().unwrap();
     assert!(matches!(refused, DeviceError::Unsupported { .. }), "{refused}");
     assert!(refused.to_string().contains("START_NPU_PREEMPT_ELF"), "{refused}");
+}
+
+#[test]
+fn a_cached_program_does_not_slip_into_a_context_of_another_shape() {
+    let (_, replay) = device("npu4", 0);
+    let spec = |columns| FullElfSpec {
+        kernel: "k".to_owned(),
+        instance: "i".to_owned(),
+        arguments: 1,
+        columns,
+        pdi: vec![1; 64],
+        code: stream(),
+        symbols: Vec::new(),
+        patches: Vec::new(),
+        uid: (0, [0; 16]),
+    };
+    let [narrow, wide] = [4, 8].map(|columns| spec(columns).build().unwrap().to_bytes().unwrap());
+    let [narrow, wide] = [&narrow, &wide].map(|image| Program::FullElf { image, kernel: "k" });
+    let mut context = replay.device.open_context(&narrow).unwrap();
+    context.load(&narrow).unwrap();
+    let mut other = replay.device.open_context(&wide).unwrap();
+    let refused = other.load(&narrow).err().unwrap();
+    assert!(refused.to_string().contains("wanted 8 columns, as the context has, found 4"), "{refused}");
+    other.load(&wide).unwrap();
+}
+
+#[test]
+fn instruction_streams_must_be_transactions() {
+    let (_, replay) = device("npu1", 0);
+    let mut context = replay.device.open_context(&Program::Xclbin { image: &input("npu1.xclbin") }).unwrap();
+    for stream in [&[][..], &[1, 2, 3], &[0xFF; 32], &stream()[..52]] {
+        let refused = context.load(&instructions("MLIR_AIE", stream)).err().unwrap();
+        assert!(matches!(refused, DeviceError::BadProgram { .. }), "{refused}");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(300))]
+
+    /// Damaged containers are refused or loaded; nothing panics and nothing is leaked.
+    #[test]
+    fn damaged_containers_do_no_harm(
+        is_elf in proptest::bool::ANY,
+        damage in proptest::collection::vec((0_usize..6000, proptest::num::u8::ANY), 1..6),
+    ) {
+        static DEVICE: std::sync::LazyLock<(Arc<Recorded>, Replay)> = std::sync::LazyLock::new(|| device("npu4", 0));
+        let (recorded, replay) = &*DEVICE;
+        let mut image = input(if is_elf { "reloc_all.elf" } else { "npu4.xclbin" });
+        let len = image.len();
+        for (at, byte) in damage {
+            image[at % len] = byte;
+        }
+        let (boot, program, stream);
+        if is_elf {
+            boot = Program::FullElf { image: &image, kernel: "rt:a" };
+            program = boot;
+        } else {
+            stream = crate::stream();
+            boot = Program::Xclbin { image: &image };
+            program = instructions("MLIR_AIE", &stream);
+        }
+        let open = recorded.open_bos().len();
+        let loaded = replay.device.open_context(&boot).and_then(|mut context| {
+            let kernel = context.load(&program)?;
+            let tensor = replay.tensor(4096);
+            let count = kernel.signature().len().min(40);
+            context.runlist().push(&*kernel, &buffers(&vec![&tensor; count]))
+        });
+        drop(loaded);
+        proptest::prop_assert_eq!(recorded.open_bos().len(), open);
+    }
 }
 
 #[test]

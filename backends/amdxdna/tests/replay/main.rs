@@ -650,6 +650,48 @@ fn full_elf_runlists() {
     replay.finish(&[]);
 }
 
+/// The next context length: a run that goes there and back holds what a fresh run of that length holds.
+#[test]
+fn rebinding_to_another_context_length() {
+    let Some((_, files)) = derived("rebinding_to_another_context_length") else { return };
+    let images = ["full_none_ctx1", "full_none_ctx17"].map(|name| common::read(files.join(format!("{name}.elf"))));
+    let recorded = Recorded::new(Trace::empty("npu5", 0));
+    let replay = Replay::try_on(&recorded).unwrap();
+    let programs = [0, 1].map(|i| Program::FullElf { image: &images[i], kernel: ["fl00001", "fl00017"][i] });
+    let mut context = replay.device.open_context(&programs[0]).unwrap();
+    let kernels = programs.map(|program| context.load(&program).unwrap());
+    let tensors: Vec<_> = (0..5).map(|_| replay.tensor(4096)).collect();
+    let args = buffers(&tensors.iter().collect::<Vec<_>>());
+    let mut list = context.runlist();
+    let code = || {
+        let created = recorded.log().into_iter().rev().find_map(|event| match event {
+            Event::CreateBo { bo, kind: npuhal_amdxdna::driver::BoKind::Dev, .. } => Some(bo),
+            _ => None,
+        });
+        created.unwrap()
+    };
+    let fresh = [0, 1].map(|i| {
+        list.push(&*kernels[i], &args).unwrap();
+        code()
+    });
+    list.push(&*kernels[0], &args).unwrap();
+    let rebound = code();
+    let view = |bo| recorded.device_view(bo).unwrap();
+    let before = replay.device.usage();
+    for i in [1, 0, 1] {
+        list.rebind(RunIndex(2), &*kernels[i]).unwrap();
+        assert_eq!(view(rebound), view(fresh[i]));
+    }
+    let now = replay.device.usage();
+    let [one, seventeen] = fresh.map(view);
+    let differ: Vec<usize> =
+        (0..one.len()).step_by(4).filter(|at| one[*at..at + 4] != seventeen[*at..at + 4]).collect();
+    let lines: std::collections::BTreeSet<usize> = differ.iter().map(|at| at / 64).collect();
+    assert!(differ.len() < 30, "{}", differ.len());
+    assert_eq!(now.patched_bytes - before.patched_bytes, 3 * 4 * differ.len() as u64);
+    assert_eq!(now.flushed_code_lines - before.flushed_code_lines, 3 * lines.len() as u64);
+}
+
 /// Two contexts at once that share their buffers.
 #[test]
 fn two_full_elf_contexts() {
