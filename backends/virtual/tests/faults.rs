@@ -2,9 +2,7 @@
 
 mod common;
 
-use common::{
-    Bench, COPY_WORDS, Flow, buffers, combinations, copy_kit, identity, patience, pattern, read_words, submit,
-};
+use common::{Bench, COPY_WORDS, Flow, buffers, combinations, copy_kit, patience, pattern, read_words, submit};
 use npuhal_amdxdna::NpuDevice;
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_core::card::DeviceCard;
@@ -129,7 +127,7 @@ fn every_place(silicon: Silicon, flow: Flow, profile: Profile, call: &str, errno
         let text = format!("virtual:{silicon}?profile={profile}&fault={errno}@{call}:{place}");
         let spec: VirtualSpec = text.parse().unwrap();
         let hardware = VirtualDevice::new(&spec);
-        let opened = NpuDevice::open(hardware.connect(), &identity(&spec));
+        let opened = NpuDevice::open(hardware.connect(), &hardware.identity());
         let bench = match opened {
             Ok(npu) => Bench { hardware, npu },
             Err(error) => {
