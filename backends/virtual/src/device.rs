@@ -8,10 +8,12 @@ use crate::execute::Outcome;
 use crate::fault::{Call, FaultState};
 use crate::objects::{Bo, Objects};
 use crate::spec::VirtualSpec;
+use npuhal_amdxdna::NpuIdentity;
 use npuhal_amdxdna::driver::{Driver, HEAP_CHUNK_BYTES, Qos};
 use npuhal_amdxdna::errno::Errno;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,8 +32,12 @@ pub struct VirtualDevice {
     pub(crate) spec: VirtualSpec,
     pub(crate) programs: CoreProgramTable,
     pub(crate) log: Arc<DiagnosisLog>,
+    /// Tells the virtual devices of a process apart.
+    number: u64,
     state: Mutex<State>,
 }
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// What the device holds and has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,6 +75,7 @@ impl VirtualDevice {
             spec: spec.clone(),
             programs,
             log: Arc::new(DiagnosisLog::default()),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
         })
     }
 
@@ -87,6 +94,19 @@ impl VirtualDevice {
         state.files.insert(file, File::default());
         drop(state);
         Arc::new(VirtualDriver::new(Arc::clone(self), file))
+    }
+
+    /// What a client that opens the device says about it: id and options as in the URI, and an address of its own, so that
+    /// the contexts of two virtual devices are not counted together.
+    #[must_use]
+    pub fn identity(&self) -> NpuIdentity {
+        NpuIdentity {
+            id: self.spec.to_string(),
+            name: format!("virtual NPU ({})", self.spec.silicon.facts().product),
+            silicon: self.spec.silicon,
+            is_virtual: true,
+            address: format!("virtual-{}", self.number),
+        }
     }
 
     /// What it is.
@@ -407,6 +427,10 @@ impl State {
         let Some(context) = self.contexts.get_mut(&key) else { return };
         let (file, syncobj) = (context.file, context.syncobj);
         let jobs: Vec<_> = context.queue.drain(..).collect();
+        if jobs.first().is_some_and(|job| job.running.is_some()) {
+            // The array is free at once.
+            self.free_at = self.now;
+        }
         context.completed += jobs.len() as u64;
         context.errors += jobs.len() as u64;
         context.partition.reset();

@@ -40,8 +40,6 @@ pub enum DiagnosisKind {
     Undrained,
     /// A run ended with a stream-to-memory task that nothing waited for.
     Unawaited,
-    /// Streams were used while no core program was bound.
-    NoProgram,
     /// A configuration names a core program that the table does not have, or gives it impossible dimensions.
     UnknownProgram,
     /// A configuration image that cannot be executed.

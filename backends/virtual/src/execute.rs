@@ -211,6 +211,9 @@ impl State {
             Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.pdi_loads };
         let units = context.units.as_deref();
         let result = load_unit(launch, units, &memory).and_then(|image| {
+            if let Some(reason) = &launch.map_error {
+                return Err(Trouble::Fault(Diagnosis::new(DiagnosisKind::BadPacket, reason.clone())));
+            }
             if let Some((unit, image)) = image.filter(|(unit, _)| !context.partition.has_unit(*unit)) {
                 context.partition.load_image(ImageId::Unit(unit), image, None, &mut surroundings)?;
             }
@@ -301,8 +304,23 @@ struct JobMemory<'a> {
     log: &'a DiagnosisLog,
 }
 
-/// A place in memory, ready for access.
+/// A place in memory, ready for access: memory, offset, length.
 type Part<'a> = (&'a Arc<Memory>, u64, u64);
+
+/// The parts of an access: one, or two across the border of two heap chunks.
+enum Parts<'a> {
+    One(Part<'a>),
+    Several(Vec<Part<'a>>),
+}
+
+impl<'a> Parts<'a> {
+    fn as_slice(&self) -> &[Part<'a>] {
+        match self {
+            Self::One(part) => std::slice::from_ref(part),
+            Self::Several(parts) => parts,
+        }
+    }
+}
 
 impl<'a> JobMemory<'a> {
     fn objects(&self) -> &'a Objects {
@@ -311,38 +329,37 @@ impl<'a> JobMemory<'a> {
 
     /// Where the bytes are, and whether the device may touch them: device memory and command buffers may be left out of
     /// the argument list, as the reference client does.
-    fn locate(&self, address: u64, len_bytes: u64) -> Result<Vec<Part<'a>>, Diagnosis> {
-        let what = format!("{len_bytes} bytes at {address:#x}");
+    fn locate(&self, address: u64, len_bytes: u64) -> Result<Parts<'a>, Diagnosis> {
+        let what = || format!("{len_bytes} bytes at {address:#x}");
         if (HEAP_BASE..HEAP_BASE + HEAP_MAX_BYTES).contains(&address) {
             return self.locate_in_heap(address - HEAP_BASE, len_bytes).ok_or_else(|| {
-                Diagnosis::new(DiagnosisKind::BadAddress, format!("{what} are in no buffer of the device heap"))
+                Diagnosis::new(DiagnosisKind::BadAddress, format!("{} are in no buffer of the device heap", what()))
             });
         }
         let holder = |bo: &&Arc<Bo>| holds(bo, address);
         let listed = self.args.iter().find(holder);
         let command = || self.objects().iter().filter(|bo| bo.kind == BoKind::Cmd).find(holder);
-        let Some(bo) = listed.or_else(command) else {
+        let Some((bo, memory)) = listed.or_else(command).and_then(|bo| Some((bo, bo.memory()?))) else {
             let kind = match self.objects().iter().find(holder) {
                 Some(_) => DiagnosisKind::OutsideArguments,
                 None => DiagnosisKind::BadAddress,
             };
-            return Err(Diagnosis::new(kind, format!("{what} are in no buffer that the command lists")));
+            return Err(Diagnosis::new(kind, format!("{} are in no buffer that the command lists", what())));
         };
-        let Some(memory) = bo.memory() else { return Ok(Vec::new()) };
         let at = address - memory.address();
         let size_bytes = bo.size_bytes.next_multiple_of(4);
         if at.checked_add(len_bytes).is_none_or(|end| end > size_bytes) {
-            let detail = format!("{what} leave buffer {} of {} bytes at byte {at}", bo.handle, bo.size_bytes);
+            let detail = format!("{} leave buffer {} of {} bytes at byte {at}", what(), bo.handle, bo.size_bytes);
             return Err(Diagnosis::new(DiagnosisKind::OutsideArguments, detail));
         }
         if !memory.is_mapped() {
-            let detail = format!("{what}: buffer {} is not mapped", bo.handle);
+            let detail = format!("{}: buffer {} is not mapped", what(), bo.handle);
             return Err(Diagnosis::new(DiagnosisKind::UnmappedBuffer, detail));
         }
-        Ok(vec![(memory, at, len_bytes)])
+        Ok(Parts::One((memory, at, len_bytes)))
     }
 
-    fn locate_in_heap(&self, offset_bytes: u64, len_bytes: u64) -> Option<Vec<Part<'a>>> {
+    fn locate_in_heap(&self, offset_bytes: u64, len_bytes: u64) -> Option<Parts<'a>> {
         let end = offset_bytes.checked_add(len_bytes)?;
         self.objects().iter().chain(self.args).find(|bo| match bo.place {
             Place::Heap { offset_bytes: start } => {
@@ -351,7 +368,7 @@ impl<'a> JobMemory<'a> {
             Place::Pages { .. } => false,
         })?;
         let parts = self.objects().heap.parts(offset_bytes, len_bytes)?;
-        parts.iter().all(|(memory, ..)| memory.is_mapped()).then_some(parts)
+        parts.iter().all(|(memory, ..)| memory.is_mapped()).then_some(Parts::Several(parts))
     }
 
     fn note(&self, access: Access, kind: DiagnosisKind, memory: &Memory) {
@@ -373,7 +390,7 @@ fn holds(bo: &Bo, address: u64) -> bool {
 impl DeviceMemory for JobMemory<'_> {
     fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), Diagnosis> {
         let mut done = 0;
-        for (memory, at, len) in self.locate(address, dst.len() as u64)? {
+        for &(memory, at, len) in self.locate(address, dst.len() as u64)?.as_slice() {
             let part = &mut dst[done..done + len as usize];
             let access = memory.device_read(at, part).map_err(|error| outside(&error))?;
             self.note(access, DiagnosisKind::UnflushedRead, memory);
@@ -384,7 +401,7 @@ impl DeviceMemory for JobMemory<'_> {
 
     fn write(&self, address: u64, src: &[u8]) -> Result<(), Diagnosis> {
         let mut done = 0;
-        for (memory, at, len) in self.locate(address, src.len() as u64)? {
+        for &(memory, at, len) in self.locate(address, src.len() as u64)?.as_slice() {
             let access = memory.device_write(at, &src[done..done + len as usize]).map_err(|error| outside(&error))?;
             self.note(access, DiagnosisKind::UnflushedOverwrite, memory);
             done += len as usize;
@@ -399,7 +416,7 @@ impl DeviceMemory for JobMemory<'_> {
             Diagnosis::new(DiagnosisKind::BadControlCode, format!("{} are in no buffer of the device heap", what()))
         })?;
         let mut bytes = Vec::with_capacity(len_bytes as usize);
-        for (memory, at, len) in parts {
+        for &(memory, at, len) in parts.as_slice() {
             let start = bytes.len();
             bytes.resize(start + len as usize, 0);
             let access = memory.device_read(at, &mut bytes[start..]).map_err(|error| outside(&error))?;

@@ -1,24 +1,4 @@
-//! Faults on order: what goes wrong, and when.
-//!
-//! A plan is a list of faults, separated by commas:
-//!
-//! | Fault | Effect |
-//! |---|---|
-//! | `timeout@R` | run `R` hangs; the watch-dog ends it |
-//! | `corrupt-health@R` | the same, with a health record of an unknown version |
-//! | `error@R`, `abort@R`, `noresponse@R` | run `R` ends in that state |
-//! | `bad-index@R` | run `R` ends in `ERROR`, and the firmware reports an index out of range |
-//! | `reject@R` | run `R` is refused as an unknown opcode: the fence signals, the header stays `NEW` |
-//! | `late@R:MS` | run `R` takes `MS` milliseconds more |
-//! | `remove@R` | the device disappears while run `R` is in flight |
-//! | `suspend@R` | the machine sleeps while run `R` is in flight: commands in flight are aborted, contexts survive |
-//! | `ERRNO@CALL:K` or `ERRNO@CALL:KxN` | call number `K` of an operation fails, or `N` calls from there on |
-//! | `storm@SEED:P` | `P` of 1000 calls that may be interrupted fail with `EINTR`, drawn from `SEED` |
-//! | `seed@S` | one fault of the rows above, and its place, drawn from `S` |
-//!
-//! Runs are counted from 0 over the life of the device: every command and every entry of a chain is one. Calls are counted
-//! from 0 for each operation. `ERRNO` is `ENOMEM`, `ENOSPC`, `EAGAIN`, `EINTR`, `EINVAL`, `ENOENT`, `EPERM`, `ENODEV` or `EBUSY`;
-//! `CALL` is the name of an operation ([`Call::name`]).
+//! Faults on order: what goes wrong, and when. The grammar is that of [`FaultPlan`].
 
 use npuhal_amdxdna::errno::Errno;
 use std::fmt;
@@ -219,7 +199,28 @@ pub enum Fault {
     },
 }
 
-/// What goes wrong, and when. See the [module](self) for the grammar.
+/// What goes wrong, and when.
+///
+/// A plan is a list of faults, separated by commas:
+///
+/// | Fault | Effect |
+/// |---|---|
+/// | `timeout@R` | run `R` hangs; the watch-dog ends it |
+/// | `corrupt-health@R` | the same, with a health record of an unknown version |
+/// | `error@R`, `abort@R`, `noresponse@R` | run `R` ends in that state |
+/// | `bad-index@R` | run `R` ends in `ERROR`, and the firmware reports an index out of range |
+/// | `reject@R` | run `R` is refused as an unknown opcode: the fence signals, the header stays `NEW` |
+/// | `late@R:MS` | run `R` takes `MS` milliseconds more |
+/// | `remove@R` | the device disappears while run `R` is in flight |
+/// | `suspend@R` | the machine sleeps while run `R` is in flight: commands in flight are aborted, contexts survive |
+/// | `ERRNO@CALL:K` or `ERRNO@CALL:KxN` | call number `K` of an operation fails, or `N` calls from there on |
+/// | `storm@SEED:P` | `P` of 1000 calls that may be interrupted fail with `EINTR`, drawn from `SEED` |
+/// | `seed@S` | one fault of the rows above, and its place, drawn from `S` |
+///
+/// Runs are counted from 0 over the life of the device: every command and every entry of a chain is one. Calls are counted
+/// from 0 for each operation. `ERRNO` is `ENOMEM`, `ENOSPC`, `EAGAIN`, `EINTR`, `EINVAL`, `ENOENT`, `EPERM`, `ENODEV`,
+/// `EBUSY` or `ETIMEDOUT`;
+/// `CALL` is the name of an operation ([`Call::name`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     faults: Vec<Fault>,
@@ -271,7 +272,7 @@ pub struct FaultSyntaxError {
 const KINDS: &str = "timeout@R, corrupt-health@R, error@R, bad-index@R, abort@R, noresponse@R, reject@R, late@R:MS, remove@R, \
                      suspend@R, ERRNO@CALL:K, storm@SEED:P or seed@S";
 
-const ERRNOS: [Errno; 9] = [
+const ERRNOS: [Errno; 10] = [
     Errno::ENOMEM,
     Errno::ENOSPC,
     Errno::EAGAIN,
@@ -281,6 +282,7 @@ const ERRNOS: [Errno; 9] = [
     Errno::EPERM,
     Errno::ENODEV,
     Errno::EBUSY,
+    Errno::ETIMEDOUT,
 ];
 
 impl FromStr for FaultPlan {

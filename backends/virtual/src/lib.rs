@@ -12,6 +12,35 @@
 //!   and what lies behind the shim's streams is a [`CoreProgram`]: a Rust type that consumes input streams and produces
 //!   output streams with the design's arithmetic. Configuration images are executed; their writes name the program.
 //! * **Nothing here is a measurement.** Times are modelled, and say so.
+//!
+//! ```
+//! use npuhal_amdxdna::NpuDevice;
+//! use npuhal_amdxdna::format::txn::Version;
+//! use npuhal_core::device::{Arg, BufferSpec, Deadline, Device, Program};
+//! use npuhal_virtual::{VirtualDevice, VirtualSpec, kit};
+//!
+//! let spec: VirtualSpec = "virtual:npu5".parse()?;
+//! let hardware = VirtualDevice::new(&spec);
+//! let npu = NpuDevice::open(hardware.connect(), &hardware.identity())?;
+//!
+//! let elf = kit::copy(spec.silicon, Version::Compact, 256, 2, 32)?.full_elf(true)?;
+//! let program = Program::FullElf { image: &elf, kernel: "copy" };
+//! let mut context = npu.open_context(&program)?;
+//! let kernel = context.load(&program)?;
+//!
+//! let from = npu.allocate(&BufferSpec::tensor(1024, "from"))?;
+//! let to = npu.allocate(&BufferSpec::tensor(1024, "to"))?;
+//! from.write(0, &[7; 1024])?;
+//! let mut list = context.runlist();
+//! list.push(&*kernel, &[Arg::Buffer(from), Arg::Buffer(to.clone())])?;
+//! list.submit()?.wait(Deadline::never())?;
+//!
+//! let mut back = [0; 1024];
+//! to.read(0, &mut back)?;
+//! assert_eq!(back, [7; 1024]);
+//! assert!(hardware.diagnoses().is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod array;
 mod clock;

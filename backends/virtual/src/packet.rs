@@ -71,6 +71,8 @@ pub(crate) struct Launch {
     pub(crate) code_address: u64,
     pub(crate) code_bytes: u64,
     pub(crate) arguments: Arguments,
+    /// What the firmware finds wrong with the register map, which the driver does not look at.
+    pub(crate) map_error: Option<String>,
     /// Bytes the entry takes in a chain's slot buffer.
     slot_bytes: usize,
 }
@@ -90,6 +92,7 @@ pub(crate) fn launch(words: &[u32], is_preemptible: bool, is_in_chain: bool) -> 
         code_address: 0,
         code_bytes: 0,
         arguments: Arguments::Host,
+        map_error: None,
         slot_bytes: 0,
     };
     match header.opcode() {
@@ -104,16 +107,18 @@ fn start_cu(base: Launch, map: &[u32], is_in_chain: bool) -> Result<Launch, Stri
     if !is_in_chain && map.len() > START_CU_MAX_WORDS {
         return Err(format!("{} register words; a single START_CU has at most {START_CU_MAX_WORDS}", map.len()));
     }
-    let fixed = map.get(..FIRST_BUFFER_WORD).ok_or_else(|| format!("{} register words", map.len()))?;
-    if join(fixed[0], fixed[1]) != MODE_TRANSACTION {
-        return Err(format!("mode {}; wanted {MODE_TRANSACTION} (run a transaction)", join(fixed[0], fixed[1])));
-    }
+    let base = Launch { slot_bytes: 52 + 4 * map.len(), ..base };
+    let Some(fixed) = map.get(..FIRST_BUFFER_WORD) else {
+        return Ok(Launch { map_error: Some(format!("{} register words", map.len())), ..base });
+    };
+    let mode = join(fixed[0], fixed[1]);
+    let wrong_mode = || format!("mode {mode:#x}; wanted {MODE_TRANSACTION} (run a transaction)");
     Ok(Launch {
         code_address: join(fixed[2], fixed[3]),
         // The one length in 32-bit words.
         code_bytes: u64::from(fixed[4]) * 4,
         arguments: Arguments::Packet(buffers(map)),
-        slot_bytes: 52 + 4 * map.len(),
+        map_error: (mode != MODE_TRANSACTION).then(wrong_mode),
         ..base
     })
 }
@@ -245,16 +250,13 @@ mod tests {
 
     #[test]
     fn malformed_packets_are_refused_with_a_reason() {
-        for words in [
-            &[][..],
-            &[0x3000_0001],
-            &[0x3000_1001],
-            &[0x3000_2001, 1, 3],
-            &[0x3000_6001, 1, 2, 0, 0, 0, 0],
-            &[0x3A00_4001, 1, 0, 0, 0],
-            &[0x3A00_5001, 1, 0, 0, 0, 1],
-        ] {
+        for words in
+            [&[][..], &[0x3000_0001], &[0x3000_1001], &[0x3A00_4001, 1, 0, 0, 0], &[0x3A00_5001, 1, 0, 0, 0, 1]]
+        {
             assert!(launch(words, true, false).is_err(), "{words:x?}");
+        }
+        for words in [&[0x3000_2001, 1, 3][..], &[0x3000_6001, 1, 2, 0, 0, 0, 0]] {
+            assert!(launch(words, true, false).unwrap().map_error.is_some(), "the firmware's business: {words:x?}");
         }
         let mut long = vec![0x3000_0001 | 21 << 12, 1, 3, 0];
         long.resize(22, 0);

@@ -139,7 +139,8 @@ fn resources(state: &State, silicon: Silicon) -> Vec<u8> {
     let (_, h_clock) = megahertz(silicon);
     let ops_per_column = if facts.is_preemptible { 4096 } else { 2048 };
     let columns = facts.columns.min(8);
-    let tops = u64::from(ops_per_column * columns) * u64::from(h_clock) / 1_000_000;
+    // Rounded to the nearest, as the recorded device answers.
+    let tops = (u64::from(ops_per_column * columns) * u64::from(h_clock) + 500_000) / 1_000_000;
     [u64::from(h_clock), tops, facts.context_limit.into(), 0, state.contexts.len() as u64]
         .iter()
         .flat_map(|value| value.to_le_bytes())

@@ -9,7 +9,7 @@ use common::{
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_core::RunError;
 use npuhal_core::card::Claim;
-use npuhal_core::device::{BufferRef, Deadline, Device, RunIndex};
+use npuhal_core::device::{BufferRef, Deadline, Device, LengthUnit, Program, RunIndex};
 use npuhal_virtual::VirtualSpec;
 use npuhal_virtual::kit;
 use std::time::Duration;
@@ -115,6 +115,35 @@ fn two_contexts_have_their_own_programs() {
     }
 }
 
+/// Two compute units of one xclbin take turns: each turn loads the unit's configuration.
+#[test]
+fn compute_units_load_their_own_configuration() {
+    for silicon in [Silicon::Npu1, Silicon::Npu4] {
+        let bench = Bench::new(&VirtualSpec::new(silicon));
+        let (copy, scale) = (copy_kit(silicon, Flow::Xclbin), scale_kit(silicon, Flow::Xclbin));
+        let image = kit::xclbin(&[&copy, &scale]).unwrap();
+        let mut context = bench.npu.open_context(&Program::Xclbin { image: &image }).unwrap();
+        let (copy_stream, scale_stream) = (copy.instructions().unwrap(), scale.instructions().unwrap());
+        let mut load = |unit, stream| {
+            context.load(&Program::Instructions { unit, stream, length_unit: LengthUnit::Words }).unwrap()
+        };
+        let (copying, scaling) = (load(&copy.name, &copy_stream), load(&scale.name, &scale_stream));
+        let input = pattern(SCALE_ELEMENTS, 1);
+        let (vector, result) = (bench.buffer(&input).unwrap(), bench.empty(SCALE_ELEMENTS).unwrap());
+        let (factor, copied) = (bench.buffer(&[3]).unwrap(), bench.empty(COPY_WORDS).unwrap());
+        let mut list = context.runlist();
+        list.push(&*scaling, &buffers(&[&vector, &factor, &result])).unwrap();
+        list.push(&*copying, &buffers(&[&result, &copied])).unwrap();
+        for _ in 0..3 {
+            submit(&mut *list).unwrap();
+        }
+        let wanted: Vec<u32> = input[..COPY_WORDS].iter().map(|x| x.wrapping_mul(3)).collect();
+        assert_eq!(read_words(&copied).unwrap(), wanted, "{silicon}");
+        assert_eq!(bench.hardware.statistics().pdi_loads, 6);
+        bench.assert_clean(silicon.name());
+    }
+}
+
 #[test]
 fn kernels_without_an_image_use_the_one_that_is_resident() {
     let spec = VirtualSpec::new(Silicon::Npu5);
@@ -124,7 +153,7 @@ fn kernels_without_an_image_use_the_one_that_is_resident() {
     let mut follower = kit.clone();
     follower.name = "follower".to_owned();
     let elf = follower.full_elf(false).unwrap();
-    let program = npuhal_core::device::Program::FullElf { image: &elf, kernel: "follower" };
+    let program = Program::FullElf { image: &elf, kernel: "follower" };
     let second = context.load(&program).unwrap();
     let (a, b, c) = (
         bench.buffer(&pattern(COPY_WORDS, 1)).unwrap(),
@@ -157,12 +186,8 @@ fn rebinding_and_new_arguments_reach_the_device() {
         let (mut context, long) = bench.load(&whole, flow).unwrap();
         let (stream, elf) = (half.instructions().unwrap(), half.full_elf(true).unwrap());
         let program = match flow {
-            Flow::FullElf => npuhal_core::device::Program::FullElf { image: &elf, kernel: "copy" },
-            _ => npuhal_core::device::Program::Instructions {
-                unit: "copy",
-                stream: &stream,
-                length_unit: npuhal_core::device::LengthUnit::Words,
-            },
+            Flow::FullElf => Program::FullElf { image: &elf, kernel: "copy" },
+            _ => Program::Instructions { unit: "copy", stream: &stream, length_unit: LengthUnit::Words },
         };
         let short = context.load(&program).unwrap();
         let (a, b) = (bench.buffer(&pattern(128, 1)).unwrap(), bench.buffer(&[0; 128]).unwrap());

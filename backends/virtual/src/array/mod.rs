@@ -22,6 +22,10 @@ use stream::{Fifo, StreamSet, TileMemory};
 
 /// Bytes that an output stream holds while nobody takes them: the buffers of the tiles it passes.
 const OUTPUT_BUFFER_BYTES: usize = 64 << 10;
+/// Most bytes of one run: more than one stream moves until the shortest watch-dog bites (2 s at 6.8 GB/s).
+const MAX_RUN_BYTES: u64 = 16 << 30;
+/// Steps between two looks at the bytes moved.
+const STEPS_PER_LOOK: u32 = 1024;
 const CORE_ENABLE: u32 = 1;
 const CORE_RESET: u32 = 2;
 
@@ -74,6 +78,7 @@ pub(crate) struct Partition {
     resident: Option<(ImageId, Vec<u8>)>,
     /// Traffic of this run before its configuration was loaded.
     carried: Traffic,
+    max_run_bytes: u64,
 }
 
 impl Partition {
@@ -88,6 +93,7 @@ impl Partition {
             program: None,
             resident: None,
             carried: Traffic::default(),
+            max_run_bytes: MAX_RUN_BYTES,
         }
     }
 
@@ -176,9 +182,16 @@ impl Partition {
 
     /// Moves data until `goal` holds. `false`: nothing moves any more and it does not hold.
     fn run_until(&mut self, goal: impl Fn(&Self) -> bool, memory: &dyn DeviceMemory) -> Result<bool, Trouble> {
+        let mut steps: u32 = 0;
         loop {
             if goal(self) {
                 return Ok(true);
+            }
+            steps = steps.wrapping_add(1);
+            if steps.is_multiple_of(STEPS_PER_LOOK)
+                && self.shims.iter().map(Shim::moved_bytes).sum::<u64>() > self.max_run_bytes
+            {
+                return Ok(false);
             }
             if !(self.drain(memory)? || self.step(memory)? || self.prefetch(memory)?) {
                 return Ok(goal(self));
@@ -331,6 +344,13 @@ impl StreamSet for Ports<'_> {
         true
     }
 
+    fn is_wanted(&self, output: StreamKey) -> bool {
+        let held = self.outputs.get(&output).map_or(0, Fifo::len);
+        let shim = self.shims.get(usize::from(output.column));
+        held == 0
+            && shim.is_some_and(|shim| shim.outstanding(Direction::S2mm).any(|(channel, _)| channel == output.channel))
+    }
+
     fn has_room(&self, output: StreamKey, len_bytes: usize) -> bool {
         let is_output = output.direction == Direction::S2mm
             && output.packet.is_none()
@@ -342,5 +362,7 @@ impl StreamSet for Ports<'_> {
     }
 }
 
+#[cfg(test)]
+mod captured;
 #[cfg(test)]
 mod tests;

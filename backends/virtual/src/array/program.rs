@@ -83,6 +83,13 @@ impl Streams<'_> {
         self.streams.has_room(output, len_bytes)
     }
 
+    /// Whether a task waits for data of an output whose stream is empty. Cores cannot know this; it is for stand-ins that
+    /// give every task what it wants.
+    #[must_use]
+    pub fn is_wanted(&self, output: StreamKey) -> bool {
+        self.streams.is_wanted(output)
+    }
+
     /// A word of the data memory of a core or memory tile: what configuration and control code wrote there.
     #[must_use]
     pub fn data_word(&self, column: u8, row: u8, offset: u32) -> u32 {

@@ -16,6 +16,9 @@ const MAX_OUTSTANDING: usize = QueuePush::QUEUE_DEPTH + 1;
 /// Bytes that a transfer moves at once.
 const PORTION_BYTES: usize = 16 << 10;
 
+/// Descriptors that a task may start before the model takes it for endless. Without a cycle a task starts at most 4096.
+const MAX_STARTS: u32 = 1 << 18;
+
 /// Both directions, in the order in which channels are visited.
 pub(super) const DIRECTIONS: [Direction; 2] = [Direction::S2mm, Direction::Mm2s];
 
@@ -47,6 +50,8 @@ struct Task {
     /// Operation that pushed it.
     op: u32,
     bd: u8,
+    /// Descriptors started so far.
+    starts: u32,
     transfer: Option<Transfer>,
 }
 
@@ -153,6 +158,7 @@ impl Shim {
             issues_token: push.issue_token,
             op,
             bd: start_bd,
+            starts: 0,
             transfer: None,
         });
         Ok(())
@@ -164,10 +170,6 @@ impl Shim {
             .map_err(|error| Diagnosis::new(DiagnosisKind::BadRegisterValue, format!("descriptor {bd}: {error}")))?;
         if !descriptor.valid {
             return Err(Diagnosis::new(DiagnosisKind::InvalidDescriptor, format!("descriptor {bd} is not valid")));
-        }
-        if descriptor.burst > 2 {
-            let detail = format!("descriptor {bd}: burst length code {}", descriptor.burst);
-            return Err(Diagnosis::new(DiagnosisKind::BadRegisterValue, detail));
         }
         Ok(descriptor)
     }
@@ -237,6 +239,11 @@ impl Shim {
         (0..2).flat_map(move |channel| {
             self.channels[index(direction, channel)].tasks.iter().map(move |task| (channel, task.op))
         })
+    }
+
+    /// Bytes that the channels have moved since the last [`Shim::take_traffic`].
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.channels.iter().map(|channel| channel.moved_bytes).sum()
     }
 
     /// What the channels have moved since the last call.
@@ -320,6 +327,9 @@ impl Shim {
         if task.transfer.is_some() {
             return Ok(true);
         }
+        if task.starts == MAX_STARTS {
+            return Ok(false);
+        }
         let (bd, op) = (task.bd, task.op);
         let descriptor = self.descriptor(bd).map_err(|diagnosis| Trouble::Fault(diagnosis.at_op(op)))?;
         if !self.acquire(&descriptor) {
@@ -333,6 +343,7 @@ impl Shim {
         *word = *word & !(0x3F << 26) | next << 26;
         if let Some(task) = self.channels[index(direction, channel)].tasks.front_mut() {
             task.transfer = Some(Transfer { descriptor, walk });
+            task.starts += 1;
         }
         Ok(true)
     }

@@ -8,6 +8,7 @@ pub(super) trait StreamSet {
     fn read(&mut self, input: StreamKey, dst: &mut [u8]) -> bool;
     fn write(&mut self, output: StreamKey, src: &[u8]) -> bool;
     fn has_room(&self, output: StreamKey, len_bytes: usize) -> bool;
+    fn is_wanted(&self, output: StreamKey) -> bool;
 }
 
 /// Bytes in flight in one stream.

@@ -88,11 +88,16 @@ pub struct Kit {
 pub const INSTANCE: &str = "main";
 
 impl Kit {
-    /// The xclbin: one partition, one kernel with the argument map of open-toolchain kernels.
+    /// The xclbin: one partition with this kernel alone. See [`xclbin`].
     ///
     /// # Errors
     /// [`KitError::Xclbin`].
     pub fn xclbin(&self) -> Result<Vec<u8>, KitError> {
+        xclbin(&[self])
+    }
+
+    /// The kernel with the argument map of open-toolchain kernels.
+    fn kernel(&self, id: u64) -> Kernel {
         let argument = |id, name: &str, qualifier, size_bytes, offset_bytes, c_type: &str| KernelArgument {
             name: name.to_owned(),
             id,
@@ -111,32 +116,15 @@ impl Kit {
         arguments.extend((0..self.buffers).map(|i| {
             argument(3 + i, &format!("bo{i}"), AddressQualifier::Global, 8, FIRST_BUFFER_AT + 8 * i, "void*")
         }));
-        let kernel = Kernel {
+        Kernel {
             name: self.name.clone(),
             kind: "dpu".to_owned(),
             functional: 0,
             subtype: 1,
-            dpu_kernel_id: Some(KERNEL_ID),
+            dpu_kernel_id: Some(id),
             arguments,
             instances: vec![INSTANCE.to_owned()],
-        };
-        let group = CdoGroup {
-            name: self.name.clone(),
-            kind: CdoGroupKind::Primary,
-            pdi_id: 1,
-            dpu_kernel_ids: vec![KERNEL_ID],
-            pre_cdo_groups: Vec::new(),
-        };
-        let partition = Partition {
-            name: self.name.clone(),
-            ops_per_cycle: 2048,
-            column_width: self.columns.into(),
-            start_columns: vec![1],
-            pdis: vec![AiePdi { uuid: [1; 16], image: self.image.clone(), cdo_groups: vec![group] }],
-            ..Partition::default()
-        };
-        let spec = DesignSpec { uuid: [2; 16], partition, metadata: Metadata { kernels: vec![kernel] } };
-        Ok(spec.build()?.to_bytes())
+        }
     }
 
     /// The instruction stream for [`npuhal_core::device::Program::Instructions`].
@@ -212,6 +200,39 @@ impl Kit {
         };
         Ok(spec.build()?.to_bytes()?)
     }
+}
+
+/// An xclbin with one partition and a kernel for each kit, in their order; the partition is as wide as the widest.
+///
+/// # Errors
+/// [`KitError::Xclbin`]; [`KitError::Shape`] without a kit.
+pub fn xclbin(kits: &[&Kit]) -> Result<Vec<u8>, KitError> {
+    let widest = kits.iter().max_by_key(|kit| kit.columns);
+    let widest = widest.ok_or(KitError::Shape { design: "xclbin", reason: "no kernel".to_owned() })?;
+    let ids = || KERNEL_ID..;
+    let pdis = kits.iter().zip(ids()).map(|(kit, id)| {
+        let group = CdoGroup {
+            name: kit.name.clone(),
+            kind: CdoGroupKind::Primary,
+            pdi_id: id - KERNEL_ID + 1,
+            dpu_kernel_ids: vec![id],
+            pre_cdo_groups: Vec::new(),
+        };
+        let mut uuid = [1; 16];
+        uuid[0] = (id - KERNEL_ID) as u8;
+        AiePdi { uuid, image: kit.image.clone(), cdo_groups: vec![group] }
+    });
+    let partition = Partition {
+        name: widest.name.clone(),
+        ops_per_cycle: 2048,
+        column_width: widest.columns.into(),
+        start_columns: vec![1],
+        pdis: pdis.collect(),
+        ..Partition::default()
+    };
+    let kernels = kits.iter().zip(ids()).map(|(kit, id)| kit.kernel(id)).collect();
+    let spec = DesignSpec { uuid: [2; 16], partition, metadata: Metadata { kernels } };
+    Ok(spec.build()?.to_bytes())
 }
 
 /// Index of the symbol with this name and size.

@@ -1,10 +1,10 @@
 //! What the client tests share: devices, kits, and runs through level 1.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses a part")]
 
+use npuhal_amdxdna::NpuDevice;
 use npuhal_amdxdna::driver::Driver;
 use npuhal_amdxdna::format::txn::Version;
 use npuhal_amdxdna::silicon::Silicon;
-use npuhal_amdxdna::{NpuDevice, NpuIdentity};
 use npuhal_core::device::{
     Arg, BufferRef, BufferSpec, Completion, Context, Deadline, Device, Kernel, LengthUnit, Program, Runlist,
 };
@@ -12,7 +12,6 @@ use npuhal_core::{DeviceError, RunError};
 use npuhal_virtual::kit::{self, Kit};
 use npuhal_virtual::{Profile, VirtualDevice, VirtualSpec};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How a kit comes to the device.
@@ -43,17 +42,8 @@ pub fn version_of(flow: Flow) -> Version {
     if flow == Flow::Xclbin { Version::Wide } else { Version::Compact }
 }
 
-pub fn identity(spec: &VirtualSpec) -> NpuIdentity {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    NpuIdentity {
-        id: spec.to_string(),
-        name: format!("virtual {}", spec.silicon),
-        silicon: spec.silicon,
-        is_virtual: true,
-        address: format!("virtual:{number}"),
-    }
-}
+/// A context and a kernel in it.
+pub type Loaded = (Box<dyn Context>, Box<dyn Kernel>);
 
 /// A device and the client on it.
 pub struct Bench {
@@ -64,7 +54,7 @@ pub struct Bench {
 impl Bench {
     pub fn new(spec: &VirtualSpec) -> Self {
         let hardware = VirtualDevice::new(spec);
-        let npu = NpuDevice::open(hardware.connect(), &identity(spec)).unwrap();
+        let npu = NpuDevice::open(hardware.connect(), &hardware.identity()).unwrap();
         Self { hardware, npu }
     }
 
@@ -74,7 +64,7 @@ impl Bench {
         wrap: impl FnOnce(Arc<dyn Driver>) -> Arc<dyn Driver>,
     ) -> Result<Self, DeviceError> {
         let hardware = VirtualDevice::new(spec);
-        let npu = NpuDevice::open(wrap(hardware.connect()), &identity(spec))?;
+        let npu = NpuDevice::open(wrap(hardware.connect()), &hardware.identity())?;
         Ok(Self { hardware, npu })
     }
 
@@ -89,21 +79,20 @@ impl Bench {
     }
 
     /// A context with the kit's kernel.
-    pub fn load(&self, kit: &Kit, flow: Flow) -> Result<(Box<dyn Context>, Box<dyn Kernel>), DeviceError> {
-        let (xclbin, partial) = (kit.xclbin().unwrap(), kit.partial_elf().unwrap());
-        let (stream, elf) = (kit.instructions().unwrap(), kit.full_elf(true).unwrap());
+    pub fn load(&self, kit: &Kit, flow: Flow) -> Result<Loaded, DeviceError> {
+        let (container, code) = match flow {
+            Flow::Xclbin => (kit.xclbin().unwrap(), kit.instructions().unwrap()),
+            Flow::PartialElf => (kit.xclbin().unwrap(), kit.partial_elf().unwrap()),
+            Flow::FullElf => (kit.full_elf(true).unwrap(), Vec::new()),
+        };
+        let (unit, full) = (&kit.name, Program::FullElf { image: &container, kernel: &kit.name });
+        let length_unit = LengthUnit::Words;
         let (boot, program) = match flow {
-            Flow::Xclbin => (
-                Program::Xclbin { image: &xclbin },
-                Program::Instructions { unit: &kit.name, stream: &stream, length_unit: LengthUnit::Words },
-            ),
-            Flow::PartialElf => {
-                (Program::Xclbin { image: &xclbin }, Program::PartialElf { unit: &kit.name, image: &partial })
+            Flow::Xclbin => {
+                (Program::Xclbin { image: &container }, Program::Instructions { unit, stream: &code, length_unit })
             }
-            Flow::FullElf => {
-                let program = Program::FullElf { image: &elf, kernel: &kit.name };
-                (program, program)
-            }
+            Flow::PartialElf => (Program::Xclbin { image: &container }, Program::PartialElf { unit, image: &code }),
+            Flow::FullElf => (full, full),
         };
         let mut context = self.npu.open_context(&boot)?;
         let kernel = context.load(&program)?;
