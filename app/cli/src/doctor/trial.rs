@@ -2,7 +2,7 @@
 
 use super::{Check, List, Remedy, Status, Subject};
 use crate::error::CliError;
-use crate::npu::{virtual_identity, virtual_spec};
+use crate::npu::virtual_device;
 use npuhal_amdxdna::discovery::FoundNpu;
 use npuhal_amdxdna::driver::{ContextSpec, Driver, Qos};
 use npuhal_amdxdna::error::{Operation, driver_error};
@@ -48,14 +48,13 @@ pub(super) fn examine_found(list: &mut List, npu: &FoundNpu, holders: &[String])
 
 /// The whole way on a virtual NPU: device, context, command, result.
 pub(super) fn examine_virtual(list: &mut List, uri: &DeviceUri) -> Result<Subject, CliError> {
-    let spec = virtual_spec(uri).map_err(|error| CliError::Usage(format!("--device: {error}")))?;
-    let identity = virtual_identity(&spec);
+    let (hardware, identity) = virtual_device(uri).map_err(|error| CliError::Usage(format!("--device: {error}")))?;
+    let spec = hardware.spec();
     list.checks.push(Check::new("npu").found(format!("{spec}: {} (virtual: no hardware is used)", identity.name)));
     let first = list.checks.len();
-    let hardware = VirtualDevice::new(&spec);
     if let Some((driver, device)) = opened(list, Ok(hardware.connect() as Arc<dyn Driver>), &identity) {
         list.checks.push(context(driver.as_ref(), &device, &[]));
-        list.checks.push(command(&device, &spec, &hardware));
+        list.checks.push(command(&device, spec, &hardware));
     }
     for check in list.checks.iter_mut().skip(first).filter(|check| check.status != Status::Ok) {
         check.remedies = vec![if spec.faults.is_empty() {
@@ -258,10 +257,9 @@ mod tests {
     /// What a found NPU gets is what a virtual one gets: the same functions on the same driver trait.
     #[test]
     fn contexts_are_given_back_and_refusals_name_who_holds_the_device() {
-        let spec: VirtualSpec = "virtual:npu1?fault=ENODEV@context:1".parse().unwrap();
-        let hardware = VirtualDevice::new(&spec);
+        let (hardware, identity) = virtual_device(&"virtual:npu1?fault=ENODEV@context:1".parse().unwrap()).unwrap();
         let driver: Arc<dyn Driver> = hardware.connect();
-        let device = NpuDevice::open(Arc::clone(&driver), &virtual_identity(&spec)).unwrap();
+        let device = NpuDevice::open(Arc::clone(&driver), &identity).unwrap();
         let check = context(driver.as_ref(), &device, &[]);
         assert_eq!(check.status, Status::Ok, "{check:?}");
         assert_eq!((hardware.statistics().contexts, hardware.statistics().syncobjs), (0, 0));

@@ -6,7 +6,7 @@ mod hardware;
 mod twin;
 
 pub(crate) use hardware::{blocking_findings, enumerate_unserved};
-pub(crate) use twin::{identity as virtual_identity, spec as virtual_spec};
+pub(crate) use twin::virtual_device;
 
 use hardware::AmdxdnaFactory;
 use twin::VirtualFactory;

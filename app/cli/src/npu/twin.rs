@@ -6,8 +6,8 @@ use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
 use npuhal_registry::{DeviceFactory, DeviceUri, Unavailable};
-use npuhal_virtual::{VirtualDevice, VirtualSpec};
-use std::sync::atomic::{AtomicU64, Ordering};
+use npuhal_virtual::{SpecError, VirtualDevice, VirtualSpec};
+use std::sync::Arc;
 
 /// Parts that have a twin.
 const PARTS: [Silicon; 3] = [Silicon::Npu1, Silicon::Npu4, Silicon::Npu5];
@@ -37,28 +37,21 @@ impl DeviceFactory for VirtualFactory {
     }
 
     fn open(&self, uri: &DeviceUri) -> Result<Box<dyn Device>, DeviceError> {
-        let spec = spec(uri)?;
-        let identity = identity(&spec);
-        Ok(Box::new(NpuDevice::open(VirtualDevice::open(&spec), &identity)?))
+        let (hardware, identity) = virtual_device(uri)?;
+        Ok(Box::new(NpuDevice::open(hardware.connect(), &identity)?))
     }
 }
 
-/// The device that `uri` describes.
-pub(crate) fn spec(uri: &DeviceUri) -> Result<VirtualSpec, DeviceError> {
-    uri.to_string().parse().map_err(|error: npuhal_virtual::SpecError| DeviceError::Unsupported {
+/// The device that `uri` describes, and what a client calls it: the id of its card. Each is a device of its own.
+pub(crate) fn virtual_device(uri: &DeviceUri) -> Result<(Arc<VirtualDevice>, NpuIdentity), DeviceError> {
+    let spec: VirtualSpec = uri.to_string().parse().map_err(|error: SpecError| DeviceError::Unsupported {
         device: uri.id(),
         feature: format!("what was asked of it ({error})"),
         remedy: "e.g. virtual:npu5?profile=mainline-old&fault=timeout@3".to_owned(),
-    })
-}
-
-/// What the client calls a virtual device. Each is a device of its own.
-pub(crate) fn identity(spec: &VirtualSpec) -> NpuIdentity {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let card = card(spec.silicon);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let address = format!("{}#{number}", card.id);
-    NpuIdentity { id: card.id, name: card.name, silicon: spec.silicon, is_virtual: true, address }
+    })?;
+    let hardware = VirtualDevice::new(&spec);
+    let identity = NpuIdentity { id: card(spec.silicon).id, ..hardware.identity() };
+    Ok((hardware, identity))
 }
 
 fn card(silicon: Silicon) -> DeviceCard {
