@@ -212,8 +212,8 @@ pub(crate) struct DevicesArgs {
     pub(crate) json: bool,
 }
 
-/// Exit code: 0 all well, 1 with warnings, 2 where something that is here cannot be used.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 all well, 1 with warnings, 2 where something that is here cannot be used.")]
 pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]

@@ -495,6 +495,25 @@ fn a_later_part_is_here_but_not_served() {
 }
 
 #[test]
+fn one_of_two_devices_cannot_be_used() {
+    let machine = Machine::strix_halo();
+    for (name, text) in [("vendor", "0x1022"), ("device", "0x17f0"), ("revision", "0x11")] {
+        machine.write(&format!("sys/bus/pci/devices/0000:c6:00.1/{name}"), text);
+    }
+    let expected = Expected {
+        status: "FAIL",
+        check: "driver",
+        phrases: &["npu5@0000:c6:00.1: the module amdxdna is loaded but did not take the device"],
+        remedy: "dmesg",
+        next: "cat /proc/cmdline",
+    };
+    assert_case("two devices", &machine, &expected);
+    let (_, report) = report(&mut machine.doctor());
+    let verdict = report["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("Not all of the NPUs npu5, npu5@0000:c6:00.1 can be used"), "{verdict}");
+}
+
+#[test]
 fn nothing_is_here() {
     let machine = Machine { root: tempfile::tempdir().unwrap() };
     let expected = Expected {
@@ -554,6 +573,9 @@ fn a_log_that_cannot_be_read_is_not_called_clean() {
     fs::write(&log, "amdxdna 0000:c5:00.1: [drm] *ERROR* amdxdna_drm_open: SVA bind device failed, ret -28\n").unwrap();
     let (code, text) = run(machine.doctor().arg("--kernel-log").arg(&log));
     assert!(code == 2 && text.contains("[✗] kernel log") && text.contains("npu.log"), "{text}");
+    let empty = tempfile::tempdir().unwrap();
+    let (code, text) = run(doctor().arg("--root").arg(empty.path()).arg("--kernel-log").arg(&log));
+    assert!(code == 2 && text.contains("[✗] kernel log"), "also where no NPU is found: {text}");
     let (code, text) = run(machine.doctor().args(["--kernel-log", "/no/such/log"]));
     assert!(code == 2 && text.contains("/no/such/log"), "{text}");
 }
@@ -640,6 +662,7 @@ fn devices_that_cannot_be_tried_are_usage_errors_or_failures() {
         (&["--device", "virtual:npu1?profile=newest"], &["newest", "mainline-old"]),
         (&["--device", "virtual:npu1?fault=explode@1"], &["explode"]),
         (&["--device", "npu1", "--root", "/"], &["--root"]),
+        (&["--device", "virtual:npu1", "--kernel-log", "/dev/null"], &["--kernel-log", "has no kernel"]),
         (&["--root", "/no/such/tree"], &["/no/such/tree", "directory"]),
     ] {
         let (code, text) = run(doctor().args(args));

@@ -29,6 +29,9 @@ fn target(args: &DoctorArgs) -> Result<Target, CliError> {
     let Some(text) = &args.device else { return Ok(Target::Machine) };
     let uri: DeviceUri = text.parse().map_err(|error| CliError::Usage(format!("--device: {error}")))?;
     match &uri.address {
+        DeviceAddress::Virtual(_) if args.kernel_log.is_some() => {
+            Err(CliError::Usage(format!("--kernel-log: {text} has no kernel; leave one of the two out")))
+        }
         DeviceAddress::Virtual(_) => Ok(Target::Virtual(uri)),
         DeviceAddress::Npu(_) | DeviceAddress::Path { .. } if uri.parameters.is_empty() => Ok(Target::Npu(uri)),
         _ => Err(CliError::Usage(format!(

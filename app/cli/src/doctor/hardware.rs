@@ -22,11 +22,19 @@ pub(super) fn examine(
     let examined: Vec<Examined<'_>> = all
         .iter()
         .filter(|npu| pinned.is_none_or(|uri| is_meant(npu, &uri.address)))
-        .map(|npu| Examined { npu, findings: check(machine.roots(), machine.identity(), npu) })
+        .map(|npu| Examined {
+            npu,
+            findings: check(machine.roots(), machine.identity(), npu),
+            is_alone: all.len() == 1,
+        })
         .collect();
     list.checks.push(presence(machine, &all, &examined, pinned));
     let served: Vec<&Examined<'_>> = examined.iter().filter(|examined| examined.npu.silicon.is_some()).collect();
     if served.is_empty() {
+        // A log that the user hands over is read whatever was found.
+        if log.is_some() {
+            examine_log(list, machine, log, &[])?;
+        }
         return Ok(match pinned {
             Some(uri) => Subject::Npus(vec![uri.id()]),
             None => Subject::NoNpu,
@@ -36,28 +44,38 @@ pub(super) fn examine(
     list.checks.extend([sharing(&served), firmware(machine, &served), locked_memory(machine, &served)]);
     let holders: Vec<String> =
         served.iter().filter_map(|it| it.npu.node.as_deref()).flat_map(|node| machine.holders(node)).collect();
-    match kernel_log::read(machine, log)? {
-        Source::Log { name, text } => list.checks.push(kernel_log::check(machine, &name, &text, &holders)),
-        Source::Unreadable(reason) => {
-            list.not_tried
-                .push(format!("the kernel log cannot be read ({reason}); to have it examined: {HOW_TO_READ}"));
-        }
-    }
+    examine_log(list, machine, log, &holders)?;
     trials(list, machine, &served, &holders);
     weigh_log_against_trials(list);
     Ok(Subject::Npus(served.iter().map(|examined| examined.npu.id.clone()).collect()))
 }
 
+fn examine_log(list: &mut List, machine: &Machine, log: Option<&Path>, holders: &[String]) -> Result<(), CliError> {
+    match kernel_log::read(machine, log)? {
+        Source::Log { name, text } => list.checks.push(kernel_log::check(machine, &name, &text, holders)),
+        Source::Unreadable(reason) => {
+            list.not_tried
+                .push(format!("the kernel log cannot be read ({reason}); to have it examined: {HOW_TO_READ}"));
+        }
+    }
+    Ok(())
+}
+
 struct Examined<'a> {
     npu: &'a FoundNpu,
     findings: Vec<Finding>,
+    is_alone: bool,
 }
 
 impl Examined<'_> {
-    /// Findings of one kind, with the device's name in front.
+    fn prefix(&self) -> String {
+        if self.is_alone { String::new() } else { format!("{}: ", self.npu.id) }
+    }
+
+    /// Findings of one kind, with the device's name in front where there are several.
     fn issues(&self, is_of_kind: fn(&Finding) -> bool) -> impl Iterator<Item = (&Finding, String)> {
         let of_kind = self.findings.iter().filter(move |finding| is_of_kind(finding));
-        of_kind.map(|finding| (finding, format!("{}: {finding}", self.npu.id)))
+        of_kind.map(|finding| (finding, format!("{}{finding}", self.prefix())))
     }
 }
 
@@ -191,7 +209,8 @@ fn sharing(served: &[&Examined<'_>]) -> Check {
 
 fn firmware(machine: &Machine, served: &[&Examined<'_>]) -> Check {
     let mut check = Check::new("firmware");
-    for Examined { npu, findings } in served {
+    for examined in served {
+        let Examined { npu, findings, .. } = examined;
         match &npu.firmware {
             Some(version) => check.found.push(format!("{} runs {version}", npu.id)),
             None => check.found.push(format!("{}: the driver reports no version", npu.id)),
@@ -214,7 +233,7 @@ fn firmware(machine: &Machine, served: &[&Examined<'_>]) -> Check {
                 _ => continue,
             };
             let remedy = Remedy::command(finding.remedy(), format!("ls -l /{folder}"));
-            check.add_issue(status, format!("{}: {finding}", npu.id), [remedy]);
+            check.add_issue(status, format!("{}{finding}", examined.prefix()), [remedy]);
         }
     }
     check

@@ -51,7 +51,10 @@ impl Machine {
     /// A small text file.
     pub(crate) fn text(&self, name: &str) -> Option<String> {
         let mut bytes = Vec::new();
-        File::open(self.path(name)).ok()?.take(SMALL_FILE_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
+        let path = self.path(name);
+        // A pipe in a tree would be waited for.
+        fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        File::open(path).ok()?.take(SMALL_FILE_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 

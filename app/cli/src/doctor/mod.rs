@@ -71,7 +71,7 @@ impl Remedy {
     /// Advice with a command to start with; it is put behind the text where the text does not hold it.
     fn command(text: impl Into<String>, command: impl Into<String>) -> Self {
         let (text, command) = (text.into(), command.into());
-        let text = if text.contains(&command) { text } else { format!("{text}: {command}") };
+        let text = if text.contains(&command) { text } else { format!("{text}; start with: {command}") };
         Self { text, command: Some(command) }
     }
 }
