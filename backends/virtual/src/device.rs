@@ -184,7 +184,7 @@ pub(crate) struct State {
     /// By a number that is never used again.
     pub(crate) contexts: BTreeMap<u64, Context>,
     next_context: u64,
-    /// Last context id given out: ids are cyclic.
+    /// Last context id given out to anybody: ids are cyclic.
     pub(crate) last_context_id: u32,
     pub(crate) faults: FaultState,
     pub(crate) is_removed: bool,
@@ -201,6 +201,8 @@ pub(crate) struct State {
 pub(crate) struct File {
     pub(crate) objects: Objects,
     pub(crate) syncobjs: BTreeMap<u32, Timeline>,
+    /// Last context id given out to this file.
+    pub(crate) last_context_id: u32,
     /// Start of the heap window.
     pub(crate) window: Option<u64>,
     /// Exports by inode; the file keeps the inode from being used again.

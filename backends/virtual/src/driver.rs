@@ -21,6 +21,7 @@ use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -80,7 +81,7 @@ impl VirtualDriver {
             objects.heap.push_chunk(&memory);
         }
         let place = Place::Pages { memory, is_user: false };
-        Ok(objects.insert(|handle| Bo { handle, kind, size_bytes, place }))
+        Ok(objects.insert(|handle| Bo::new(handle, kind, size_bytes, place)))
     }
 
     fn create_heap(&self, state: &mut State, size_bytes: u64) -> Result<Arc<Bo>, Errno> {
@@ -118,8 +119,8 @@ impl VirtualDriver {
             let can_grow = grows && objects.heap.size_bytes() < HEAP_MAX_BYTES;
             return Err(if can_grow { Errno::EAGAIN } else { Errno::ENOSPC });
         };
-        let place = Place::Heap { offset_bytes };
-        Ok(objects.insert(|handle| Bo { handle, kind: BoKind::Dev, size_bytes, place }))
+        objects.heap.poison(offset_bytes, size_bytes);
+        Ok(objects.insert(|handle| Bo::new(handle, BoKind::Dev, size_bytes, Place::Heap { offset_bytes })))
     }
 
     fn adopt(&self, state: &mut State, pages: &Arc<dyn Mapping>) -> Result<Arc<Bo>, Errno> {
@@ -130,7 +131,7 @@ impl VirtualDriver {
         let memory = Arc::new(Memory::user(pages, &self.device.log));
         let place = Place::Pages { memory, is_user: true };
         let objects = &mut state.file(self.file)?.objects;
-        Ok(objects.insert(|handle| Bo { handle, kind: BoKind::Share, size_bytes: len_bytes, place }))
+        Ok(objects.insert(|handle| Bo::new(handle, BoKind::Share, len_bytes, place)))
     }
 
     fn bo(&self, state: &mut State, handle: BoHandle, missing: Errno) -> Result<Arc<Bo>, Errno> {
@@ -145,9 +146,10 @@ impl VirtualDriver {
         let is_taken = |state: &State, id| {
             state.contexts.values().any(|context| context.id == id && (is_device_wide || context.file == self.file))
         };
-        let first = state.last_context_id;
-        let id = (1..=max).map(|i| (first + i - 1) % max + 1).find(|id| !is_taken(state, *id)).ok_or(Errno::ENOSPC)?;
+        let last = if is_device_wide { state.last_context_id } else { state.file(self.file)?.last_context_id };
+        let id = (0..max).map(|i| (last + i) % max + 1).find(|id| !is_taken(state, *id)).ok_or(Errno::ENOSPC)?;
         state.last_context_id = id;
+        state.file(self.file)?.last_context_id = id;
         Ok(id)
     }
 
@@ -279,11 +281,11 @@ impl Driver for VirtualDriver {
         if !is_right_place {
             return Err(Errno::EINVAL);
         }
-        if memory.is_mapped() {
+        if bo.is_mapped.load(Ordering::Acquire) {
             self.device.diagnose(DiagnosisKind::Misuse, format!("buffer {} is mapped a second time", bo.handle));
             return Err(Errno::EINVAL);
         }
-        Ok(Arc::new(VirtualMapping::new(memory)))
+        Ok(Arc::new(VirtualMapping::new(memory, &bo.is_mapped)))
     }
 
     fn sync_bo(&self, bo: BoHandle, direction: SyncDirection, range: Range<u64>) -> Result<(), Errno> {
@@ -331,7 +333,7 @@ impl Driver for VirtualDriver {
             if file.objects.heap.used_bytes() > 0 {
                 self.device.diagnose(DiagnosisKind::Misuse, "a heap chunk is closed before what lies in the heap");
             }
-            file.objects.heap.remove_chunk(memory);
+            file.objects.heap.remove_last_chunk(memory);
         }
         drop(bo);
         file.objects.sweep();
@@ -365,7 +367,7 @@ impl Driver for VirtualDriver {
         let foreign = state.files.values().find_map(|file| file.exports.get(&key)).map(|(_, bo)| Arc::clone(bo));
         let foreign = foreign.ok_or(Errno::EINVAL)?;
         let (kind, size_bytes, place) = (foreign.kind, foreign.size_bytes, foreign.place.clone());
-        let bo = state.file(self.file)?.objects.insert(|handle| Bo { handle, kind, size_bytes, place });
+        let bo = state.file(self.file)?.objects.insert(|handle| Bo::new(handle, kind, size_bytes, place));
         Ok(ImportedBo { bo: BoHandle(bo.handle), size_bytes })
     }
 
@@ -477,6 +479,9 @@ impl Driver for VirtualDriver {
             if !state.advance(&self.device, None) {
                 break;
             }
+        }
+        if state.is_removed {
+            return Err(Errno::ENODEV);
         }
         let now = state.now;
         let Some(context) = state.contexts.get_mut(&key) else { return Err(Errno::ENODEV) };

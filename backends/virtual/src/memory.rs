@@ -8,7 +8,7 @@ use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use npuhal_amdxdna::driver::{CACHE_LINE_BYTES, Mapping, OutOfMapping, PAGE_BYTES};
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What device memory holds before anything was written to it. As a float it is a huge negative number.
@@ -21,7 +21,8 @@ pub(crate) struct Memory {
     address: u64,
     len_bytes: u64,
     storage: Storage,
-    is_mapped: AtomicBool,
+    /// Mappings and lent pages.
+    mappings: AtomicU32,
     log: Arc<DiagnosisLog>,
 }
 
@@ -58,7 +59,7 @@ impl Memory {
             dirty: vec![u64::MAX; (len / LINE).div_ceil(64)],
         };
         let storage = Storage::Own(Mutex::new(lines));
-        Some(Self { address, len_bytes, storage, is_mapped: AtomicBool::new(false), log: Arc::clone(log) })
+        Some(Self { address, len_bytes, storage, mappings: AtomicU32::new(0), log: Arc::clone(log) })
     }
 
     pub(crate) fn user(pages: &Arc<dyn Mapping>, log: &Arc<DiagnosisLog>) -> Self {
@@ -66,7 +67,7 @@ impl Memory {
             address: pages.address(),
             len_bytes: pages.len_bytes(),
             storage: Storage::User(Arc::clone(pages)),
-            is_mapped: AtomicBool::new(true),
+            mappings: AtomicU32::new(1),
             log: Arc::clone(log),
         }
     }
@@ -80,7 +81,7 @@ impl Memory {
     }
 
     pub(crate) fn is_mapped(&self) -> bool {
-        self.is_mapped.load(Ordering::Acquire)
+        self.mappings.load(Ordering::Acquire) > 0
     }
 
     /// Reads as the device.
@@ -106,6 +107,13 @@ impl Memory {
                 lines.copy_to_device(range.start, src);
                 Ok(lines.access(range))
             }
+        }
+    }
+
+    /// Forgets what the device has written or been given.
+    pub(crate) fn poison(&self, at_bytes: u64, len_bytes: u64) {
+        if let (Ok(range), Storage::Own(lines)) = (self.check(at_bytes, len_bytes), &self.storage) {
+            lock(lines).poison(range);
         }
     }
 
@@ -190,6 +198,14 @@ impl Lines {
         });
     }
 
+    fn poison(&mut self, range: Range<usize>) {
+        for_each_block(range.start, range.len(), |block, at, part| {
+            if let Some(bytes) = &mut self.device[block] {
+                bytes[at..at + part.len()].fill(POISON);
+            }
+        });
+    }
+
     fn access(&self, range: Range<usize>) -> Access {
         self.first_dirty(lines_of(&range)).map_or(Access::Clean, |line| Access::Dirty((line * LINE) as u64))
     }
@@ -264,12 +280,15 @@ fn for_each_block(start: usize, len: usize, mut visit: impl FnMut(usize, usize, 
 #[derive(Debug)]
 pub(crate) struct VirtualMapping {
     memory: Arc<Memory>,
+    /// Flag of the buffer object.
+    is_mapped: Arc<AtomicBool>,
 }
 
 impl VirtualMapping {
-    pub(crate) fn new(memory: &Arc<Memory>) -> Self {
-        memory.is_mapped.store(true, Ordering::Release);
-        Self { memory: Arc::clone(memory) }
+    pub(crate) fn new(memory: &Arc<Memory>, is_mapped: &Arc<AtomicBool>) -> Self {
+        memory.mappings.fetch_add(1, Ordering::AcqRel);
+        is_mapped.store(true, Ordering::Release);
+        Self { memory: Arc::clone(memory), is_mapped: Arc::clone(is_mapped) }
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -282,7 +301,8 @@ impl VirtualMapping {
 
 impl Drop for VirtualMapping {
     fn drop(&mut self) {
-        self.memory.is_mapped.store(false, Ordering::Release);
+        self.is_mapped.store(false, Ordering::Release);
+        self.memory.mappings.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -360,7 +380,7 @@ mod tests {
     fn memory(size_bytes: u64) -> (Arc<DiagnosisLog>, Arc<Memory>, VirtualMapping) {
         let log = Arc::new(DiagnosisLog::default());
         let memory = Arc::new(Memory::new(0x1000, size_bytes, &log).unwrap());
-        let mapping = VirtualMapping::new(&memory);
+        let mapping = VirtualMapping::new(&memory, &Arc::default());
         (log, memory, mapping)
     }
 
@@ -418,6 +438,16 @@ mod tests {
         memory.device_write(0, &[7; 4]).unwrap();
         mapping.flush(std::slice::from_ref(&(0..4096))).unwrap();
         assert_eq!(device_bytes(&memory, 0), ([7; 4], Access::Clean));
+    }
+
+    #[test]
+    fn a_new_allocation_holds_nothing_of_the_old_one() {
+        let (_, memory, mapping) = memory(64 << 10);
+        mapping.write(0, &[7; 100]).unwrap();
+        mapping.flush(std::slice::from_ref(&(0..65_536))).unwrap();
+        memory.poison(32, 40_000);
+        assert_eq!(device_bytes::<4>(&memory, 30), ([7, 7, POISON, POISON], Access::Clean));
+        assert_eq!(device_bytes::<4>(&memory, 40_030).0, [POISON, POISON, 0, 0]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::memory::Memory;
 use npuhal_amdxdna::driver::{BoKind, DEV_ALIGN_BYTES, HEAP_BASE};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A buffer object.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub(crate) struct Bo {
     /// As asked for, not rounded.
     pub(crate) size_bytes: u64,
     pub(crate) place: Place,
+    /// Shared with the mapping.
+    pub(crate) is_mapped: Arc<AtomicBool>,
 }
 
 /// Where an object's memory is.
@@ -32,6 +35,10 @@ pub(crate) enum Place {
 }
 
 impl Bo {
+    pub(crate) fn new(handle: u32, kind: BoKind, size_bytes: u64, place: Place) -> Self {
+        Self { handle, kind, size_bytes, place, is_mapped: Arc::default() }
+    }
+
     pub(crate) fn memory(&self) -> Option<&Arc<Memory>> {
         match &self.place {
             Place::Pages { memory, .. } => Some(memory),
@@ -109,9 +116,17 @@ impl Heap {
         self.chunks.push(Arc::clone(memory));
     }
 
-    /// Takes a chunk away. The client closes them in the end, or after it could not map one.
-    pub(crate) fn remove_chunk(&mut self, memory: &Arc<Memory>) {
-        self.chunks.retain(|chunk| !Arc::ptr_eq(chunk, memory));
+    /// Takes the last chunk away: the client could not map it, or closes the heap from behind. Others stay, since what
+    /// lies behind them keeps its place.
+    pub(crate) fn remove_last_chunk(&mut self, memory: &Arc<Memory>) {
+        self.chunks.pop_if(|chunk| Arc::ptr_eq(chunk, memory));
+    }
+
+    /// Overwrites what the device would find in a new allocation.
+    pub(crate) fn poison(&self, offset_bytes: u64, len_bytes: u64) {
+        for (memory, at, len) in self.parts(offset_bytes, len_bytes).into_iter().flatten() {
+            memory.poison(at, len);
+        }
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
@@ -190,7 +205,7 @@ mod tests {
     #[test]
     fn handles_are_the_lowest_free_ones() {
         let mut objects = Objects::default();
-        let make = |handle| Bo { handle, kind: BoKind::Dev, size_bytes: 1, place: Place::Heap { offset_bytes: 0 } };
+        let make = |handle| Bo::new(handle, BoKind::Dev, 1, Place::Heap { offset_bytes: 0 });
         assert_eq!([objects.insert(make).handle, objects.insert(make).handle, objects.insert(make).handle], [1, 2, 3]);
         objects.close(2);
         assert_eq!([objects.insert(make).handle, objects.insert(make).handle], [2, 4]);
@@ -204,7 +219,7 @@ mod tests {
         let first = chunk(0);
         heap.push_chunk(&first);
         assert_eq!(heap.take(1), None);
-        let _mapping = VirtualMapping::new(&first);
+        let _mapping = VirtualMapping::new(&first, &Arc::default());
         assert_eq!(heap.take(1), Some(0));
         assert_eq!(heap.take(40_000), Some(32 << 10));
         assert_eq!(heap.take(1), Some(96 << 10));
@@ -213,7 +228,7 @@ mod tests {
         assert_eq!(heap.take(65_536), Some(32 << 10));
         assert_eq!(heap.take(HEAP_CHUNK_BYTES), None);
         let second = chunk(HEAP_CHUNK_BYTES);
-        let _mapping = VirtualMapping::new(&second);
+        let _mapping = VirtualMapping::new(&second, &Arc::default());
         heap.push_chunk(&second);
         let at = heap.take(HEAP_CHUNK_BYTES).unwrap();
         let parts = heap.parts(at, HEAP_CHUNK_BYTES).unwrap();

@@ -6,12 +6,13 @@ use common::{
     Bench, COPY_WORDS, Flow, SCALE_ELEMENTS, buffers, combinations, copy_kit, patience, pattern, read_words, scale_kit,
     submit, version_of,
 };
+use npuhal_amdxdna::format::registers::{Direction, TokenWait};
+use npuhal_amdxdna::format::txn::OpKind;
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_core::RunError;
 use npuhal_core::card::Claim;
 use npuhal_core::device::{BufferRef, Deadline, Device, LengthUnit, Program, RunIndex};
-use npuhal_virtual::VirtualSpec;
-use npuhal_virtual::kit;
+use npuhal_virtual::{DiagnosisKind, Profile, VirtualSpec, kit};
 use std::time::Duration;
 
 #[test]
@@ -227,6 +228,92 @@ fn a_deadline_of_the_caller_is_kept_in_virtual_time() {
         );
         assert!(list.submit().is_err(), "the context is lost");
     }
+}
+
+/// A wait that nothing satisfies ends in the watch-dog; the record names the operation where there is one.
+#[test]
+fn a_hanging_run_names_its_operation() {
+    for (spec, flow) in combinations() {
+        let mut kit = copy_kit(spec.silicon, flow);
+        let op = kit.code.ops.len() - 1;
+        let wait =
+            TokenWait { direction: Direction::Mm2s, row: 0, column: 0, row_count: 1, column_count: 1, channel: 0 };
+        let (word, config) = wait.encode();
+        kit.code.ops[op].kind = OpKind::Tct { word, config };
+        // A full ELF starts with the load of its image.
+        let op = op + usize::from(flow == Flow::FullElf);
+        let bench = Bench::new(&spec);
+        let (mut context, kernel) = bench.load(&kit, flow).unwrap();
+        let (a, b) = (bench.buffer(&pattern(COPY_WORDS, 1)).unwrap(), bench.empty(COPY_WORDS).unwrap());
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
+        let error = submit(&mut *list).unwrap_err();
+        match &error {
+            RunError::TimedOut { run: Some(RunIndex(0)), detail, .. } => {
+                assert_eq!(detail.contains(&format!("operation {op},")), spec.has_health_record(), "{spec}: {detail}");
+            }
+            // The first command of a context behind the driver with the 60 s watch-dog.
+            RunError::Failed { state, .. } => {
+                assert_eq!((state.as_str(), spec.profile), ("NEW", Profile::MainlineOld), "{spec}");
+            }
+            other => panic!("{spec} {flow:?}: {other}"),
+        }
+        let diagnosis = bench.hardware.take_diagnoses().remove(0);
+        assert_eq!((diagnosis.kind, diagnosis.op), (DiagnosisKind::WaitNeverSatisfied, Some(op as u32)));
+        assert_eq!(diagnosis.run, Some(0));
+        drop((list, kernel, context));
+        let (mut context, kernel) = bench.load(&copy_kit(spec.silicon, flow), flow).unwrap();
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
+        submit(&mut *list).unwrap_or_else(|error| panic!("{spec} {flow:?}: a fresh context: {error}"));
+        assert_eq!(read_words(&b).unwrap(), pattern(COPY_WORDS, 1));
+        bench.assert_clean(&format!("{spec} {flow:?}"));
+    }
+}
+
+#[test]
+fn a_suspended_machine_aborts_what_is_in_flight_and_nothing_else() {
+    for (silicon, flow) in [(Silicon::Npu1, Flow::Xclbin), (Silicon::Npu5, Flow::FullElf)] {
+        let bench = Bench::new(&VirtualSpec::new(silicon));
+        let (mut context, kernel) = bench.load(&copy_kit(silicon, flow), flow).unwrap();
+        let (a, b) = (bench.buffer(&pattern(COPY_WORDS, 1)).unwrap(), bench.empty(COPY_WORDS).unwrap());
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
+        submit(&mut *list).unwrap();
+        // Idle contexts survive and get their configuration again.
+        bench.hardware.suspend_and_resume();
+        submit(&mut *list).unwrap();
+        assert_eq!(bench.hardware.statistics().pdi_loads, 2);
+        let in_flight = list.submit().unwrap();
+        bench.hardware.suspend_and_resume();
+        let error = in_flight.wait(patience()).unwrap_err();
+        assert!(matches!(&error, RunError::Failed { state, .. } if state == "ABORT"), "{error}");
+        bench.assert_clean(silicon.name());
+    }
+}
+
+#[test]
+fn threads_share_a_device() {
+    let bench = Bench::new(&VirtualSpec::new(Silicon::Npu5));
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let bench = &bench;
+            scope.spawn(move || {
+                let (mut context, kernel) = bench.load(&copy_kit(Silicon::Npu5, Flow::FullElf), Flow::FullElf).unwrap();
+                let (a, b) = (bench.empty(COPY_WORDS).unwrap(), bench.empty(COPY_WORDS).unwrap());
+                let mut list = context.runlist();
+                list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
+                for round in 0..30 {
+                    let input = pattern(COPY_WORDS, 100 * seed + round);
+                    a.write(0, &common::to_bytes(&input)).unwrap();
+                    submit(&mut *list).unwrap();
+                    assert_eq!(read_words(&b).unwrap(), input);
+                }
+            });
+        }
+    });
+    bench.assert_clean("four threads");
+    assert_eq!(bench.hardware.statistics().contexts, 0);
 }
 
 /// Modelled times of 16 MiB over 1, 2, 4 and 8 streams.

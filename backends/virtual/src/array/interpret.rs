@@ -86,6 +86,7 @@ impl Partition {
                 words.chunks_exact(2).try_for_each(|pair| self.locate(pair[0]).map(|_| ()).map_err(Trouble::Fault))
             }
             OpKind::Noop | OpKind::Preempt { .. } | OpKind::RecordTimer { .. } => Ok(()),
+            // Scratch memory is the firmware's own; the operations that load program memory are ordinary writes.
             OpKind::CreateScratchpad { .. } | OpKind::LoadPmStart { .. } => Ok(()),
             // What the entries of the state table do is not published.
             other => {
@@ -167,11 +168,11 @@ impl Partition {
         surroundings: &Surroundings<'_>,
     ) -> Result<(), Trouble> {
         let (address, tile, register) = self.locate(patch.register).map_err(Trouble::Fault)?;
+        let Arguments::Packet(values) = arguments else { return Ok(()) };
         let (TileKind::Shim, Register::Bd { bd, word: 1 }) = (tile, register) else {
             let detail = format!("an address patch of {address}; wanted word 1 of a shim descriptor");
             return Err(Trouble::Fault(Diagnosis::new(DiagnosisKind::BadRegisterValue, detail)));
         };
-        let Arguments::Packet(values) = arguments else { return Ok(()) };
         let value = values.get(patch.argument as usize).ok_or_else(|| {
             let detail = format!("argument {} of a packet with {}", patch.argument, values.len());
             Trouble::Fault(Diagnosis::new(DiagnosisKind::MissingArgument, detail))
