@@ -513,18 +513,9 @@ fn no_winner(registry: &Registry, decision: &Decision, pinned: Option<String>) -
         let (needed, route) = (decision.needed_positions, report.name.clone());
         return SelectionProblem::WindowTooSmall { needed, window, route };
     }
-    let (model_type, mut reasons) = (decision.model_type.clone(), reasons(decision));
+    let (model_type, reasons) = (decision.model_type.clone(), reasons(decision));
     match pinned {
-        Some(device) => {
-            let has_declined = |report: &RouteReport| match &report.outcome {
-                RouteOutcome::Declined(decline) => decline.reason().is_some(),
-                _ => false,
-            };
-            if !decision.routes.iter().any(has_declined) {
-                reasons.insert(0, "no route of this build uses it".to_owned());
-            }
-            SelectionProblem::DeviceCannotServe { device, model_type, reasons }
-        }
+        Some(device) => SelectionProblem::DeviceCannotServe { device, model_type, reasons },
         None => {
             let known = registry.model_types();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -539,7 +530,17 @@ fn reasons(decision: &Decision) -> Vec<String> {
         RouteOutcome::OtherDevice(service) => Some(format!("route {} runs it on {}", report.name, service.device)),
         _ => None,
     });
-    told.chain(unusable(decision)).collect()
+    no_route_for_the_pin(decision).into_iter().chain(told).chain(unusable(decision)).collect()
+}
+
+/// Where no route has a word to say about the pinned device.
+fn no_route_for_the_pin(decision: &Decision) -> Option<String> {
+    let has_reason = |report: &RouteReport| match &report.outcome {
+        RouteOutcome::Declined(decline) => decline.reason().is_some(),
+        _ => false,
+    };
+    let is_silent = decision.device != DeviceChoice::Auto && !decision.routes.iter().any(has_reason);
+    is_silent.then(|| "no route of this build uses it".to_owned())
 }
 
 /// Non-virtual devices that failed their check.
