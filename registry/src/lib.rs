@@ -29,8 +29,7 @@ pub use route::{
     Service, SpeedClass,
 };
 pub use selection::{
-    Choice, Decision, DeviceCheck, DeviceReport, NpuPresence, Request, SelectionError, SelectionProblem, select,
-    survey_devices,
+    Choice, Decision, DeviceCheck, DeviceReport, Request, SelectionError, SelectionProblem, select, survey_devices,
 };
 pub use span::{SegmentSpan, SpanError};
 pub use uri::{DeviceAddress, DeviceChoice, DeviceUri, NpuModel, UriError};

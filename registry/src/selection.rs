@@ -29,27 +29,6 @@ pub struct Request {
     pub needed_positions: u32,
     /// Options of the session.
     pub options: Options,
-    /// What the host has seen of NPUs by other means than factories.
-    pub npu_presence: NpuPresence,
-}
-
-/// What the host knows about NPU hardware without a driver backend. Only consulted where no linked factory looks for NPUs,
-/// so that "no NPU found" is never said by a program that did not look.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum NpuPresence {
-    /// Nobody looked.
-    #[default]
-    NotChecked,
-    /// Somebody looked and found nothing.
-    Absent {
-        /// What was looked at, e.g. `no /dev/accel/accel* node`.
-        evidence: String,
-    },
-    /// There is an NPU.
-    Present {
-        /// What was seen, e.g. `PCI device 1022:17f0`.
-        evidence: String,
-    },
 }
 
 /// A factory's answer to `enumerate`.
@@ -151,8 +130,6 @@ pub struct Decision {
     pub winner: Option<usize>,
     /// What the choice costs, for people; e.g. a better route whose window is too small.
     pub trade_offs: Vec<String>,
-    /// What the host saw of NPUs by other means.
-    pub npu_presence: NpuPresence,
 }
 
 /// A choice.
@@ -336,7 +313,6 @@ fn survey(registry: &Registry, model: &ModelSource, request: &Request) -> Decisi
         routes: Vec::new(),
         winner: None,
         trade_offs: Vec::new(),
-        npu_presence: request.npu_presence.clone(),
     }
 }
 
@@ -554,7 +530,17 @@ fn reasons(decision: &Decision) -> Vec<String> {
         RouteOutcome::OtherDevice(service) => Some(format!("route {} runs it on {}", report.name, service.device)),
         _ => None,
     });
-    told.chain(unusable(decision)).collect()
+    no_route_for_the_pin(decision).into_iter().chain(told).chain(unusable(decision)).collect()
+}
+
+/// Where no route has a word to say about the pinned device.
+fn no_route_for_the_pin(decision: &Decision) -> Option<String> {
+    let has_reason = |report: &RouteReport| match &report.outcome {
+        RouteOutcome::Declined(decline) => decline.reason().is_some(),
+        _ => false,
+    };
+    let is_silent = decision.device != DeviceChoice::Auto && !decision.routes.iter().any(has_reason);
+    is_silent.then(|| "no route of this build uses it".to_owned())
 }
 
 /// Non-virtual devices that failed their check.
@@ -621,7 +607,13 @@ impl Decision {
         let statements: Vec<String> = npus
             .map(|report| match &report.check {
                 DeviceCheck::Unavailable(unavailable) => format!("{} cannot be used: {unavailable}", report.card.id),
-                _ => format!("{} was found but is not used for this request", report.card.id),
+                _ if self.has_route_on(&report.card.id) => {
+                    format!("{} was found but is not used for this request", report.card.id)
+                }
+                _ => format!(
+                    "{} was found, but no route of this build runs models of type {} on it",
+                    report.card.id, self.model_type
+                ),
             })
             .collect();
         if !statements.is_empty() {
@@ -630,13 +622,18 @@ impl Decision {
         if self.looked_for_npus() {
             return format!("no NPU found{}", in_brackets(&self.npu_absence()));
         }
-        match &self.npu_presence {
-            NpuPresence::NotChecked => "this build has no NPU backend".to_owned(),
-            NpuPresence::Absent { evidence } => format!("no NPU found{}", in_brackets(evidence)),
-            NpuPresence::Present { evidence } => {
-                format!("an NPU is present{}, but this build has no backend for it", in_brackets(evidence))
-            }
-        }
+        "this build has no NPU backend".to_owned()
+    }
+
+    /// Whether a route would run the model on the device, or has told why it cannot now.
+    fn has_route_on(&self, device: &str) -> bool {
+        self.routes.iter().any(|report| match &report.outcome {
+            RouteOutcome::OtherDevice(service)
+            | RouteOutcome::WindowTooSmall(service)
+            | RouteOutcome::Serves(service) => service.device == device,
+            RouteOutcome::Declined(decline) => decline.is_told(),
+            _ => false,
+        })
     }
 
     /// Declines that the user is told.

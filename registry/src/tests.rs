@@ -6,9 +6,7 @@ use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
 use crate::route::{
     Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
 };
-use crate::selection::{
-    Choice, DeviceCheck, NpuPresence, Request, RouteOutcome, SelectionError, SelectionProblem, select,
-};
+use crate::selection::{Choice, DeviceCheck, Request, RouteOutcome, SelectionError, SelectionProblem, select};
 use crate::span::SegmentSpan;
 use crate::uri::{DeviceChoice, DeviceUri};
 use npuhal_core::card::{Claim, DeviceCard, Generation};
@@ -362,15 +360,12 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
         without.add_factory(Arc::new(factory), Origin::BuiltIn, "npuhal-test").unwrap();
     }
     without.add_route(Arc::new(cpu()), Origin::BuiltIn, "npuhal-test").unwrap();
-    let line = |npu_presence: NpuPresence| {
-        let request = Request { npu_presence, ..Request::default() };
-        select(&without, &model("llama"), &request).unwrap().decision.line()
-    };
-    assert!(line(NpuPresence::NotChecked).starts_with("this build has no NPU backend; using the CPU"));
-    assert!(line(NpuPresence::Absent { evidence: "no node".to_owned() }).starts_with("no NPU found (no node); using"));
-    let present = line(NpuPresence::Present { evidence: "PCI device 1022:17f0".to_owned() });
-    assert!(
-        present.starts_with("an NPU is present (PCI device 1022:17f0), but this build has no backend for it; using")
+    let line = ask(&without, "llama", "auto", None, 0).unwrap().decision.line();
+    assert!(line.starts_with("this build has no NPU backend; using the CPU"), "{line}");
+    let error = ask(&without, "llama", "virtual:npu1", None, 0).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "device virtual:npu1 cannot run this model of type llama: no route of this build uses it; route cpu runs it on cpu"
     );
     let error = ask(&without, "llama", "npu5", None, 0).unwrap_err();
     assert_eq!(
@@ -455,6 +450,16 @@ fn unknown_models_name_the_types_there_are() {
     assert_eq!(
         error.to_string(),
         "device npu1 cannot run this model of type qwen3: route cpu runs it on cpu; route xdna2-lane: no device of mine"
+    );
+}
+
+#[test]
+fn an_npu_that_no_route_uses_is_told() {
+    let choice = ask(&machine(&["npu1"], &[]), "qwen3", "auto", None, 0).unwrap();
+    assert_eq!(
+        choice.decision.line(),
+        "npu1 was found, but no route of this build runs models of type qwen3 on it; \
+         using the CPU (AVX2, 2 threads, numerics fast)"
     );
 }
 

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use thiserror::Error;
 
 /// What may be written for a device.
-const ALLOWED: &str = "auto, cpu, npu1, npu4, npu5, npu6, virtual:npu1, virtual:npu5, or SCHEME:PATH";
+const ALLOWED: &str =
+    "auto, cpu, npu1, npu2, npu4, npu5, npu6, virtual:npu1, virtual:npu4, virtual:npu5, or SCHEME:PATH";
 
 /// A device address that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -19,7 +20,7 @@ pub enum UriError {
         text: String,
     },
     /// The virtual NPU has no such model.
-    #[error("there is no virtual device '{model}'; allowed: virtual:npu1, virtual:npu5")]
+    #[error("there is no virtual device '{model}'; allowed: virtual:npu1, virtual:npu4, virtual:npu5")]
     UnknownVirtual {
         /// What was given.
         model: String,
@@ -70,6 +71,8 @@ pub enum UriError {
 pub enum NpuModel {
     /// Phoenix, Hawk Point.
     Npu1,
+    /// Early Strix; only in older drivers.
+    Npu2,
     /// Strix Point.
     Npu4,
     /// Strix Halo.
@@ -79,7 +82,7 @@ pub enum NpuModel {
 }
 
 impl NpuModel {
-    const ALL: [Self; 4] = [Self::Npu1, Self::Npu4, Self::Npu5, Self::Npu6];
+    const ALL: [Self; 5] = [Self::Npu1, Self::Npu2, Self::Npu4, Self::Npu5, Self::Npu6];
 
     fn find(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|model| model.to_string() == text)
@@ -90,6 +93,7 @@ impl fmt::Display for NpuModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Npu1 => "npu1",
+            Self::Npu2 => "npu2",
             Self::Npu4 => "npu4",
             Self::Npu5 => "npu5",
             Self::Npu6 => "npu6",
@@ -214,7 +218,7 @@ fn parse_address(address: &str, text: &str) -> Result<DeviceAddress, UriError> {
     };
     if scheme == "virtual" {
         return match NpuModel::find(path) {
-            Some(model @ (NpuModel::Npu1 | NpuModel::Npu5)) => Ok(DeviceAddress::Virtual(model)),
+            Some(model @ (NpuModel::Npu1 | NpuModel::Npu4 | NpuModel::Npu5)) => Ok(DeviceAddress::Virtual(model)),
             _ => Err(UriError::UnknownVirtual { model: path.to_owned() }),
         };
     }
@@ -255,10 +259,12 @@ mod tests {
             "auto",
             "cpu",
             "npu1",
+            "npu2",
             "npu4",
             "npu5",
             "npu6",
             "virtual:npu1",
+            "virtual:npu4",
             "virtual:npu5?fault=timeout&run=3",
             "amdxdna:/dev/accel/accel1",
             "amdxdna:/dev/accel/accel1?contexts=2",
@@ -275,10 +281,10 @@ mod tests {
         let error = |text: &str| text.parse::<DeviceChoice>().unwrap_err();
         assert!(error("gpu").to_string().contains("allowed: auto, cpu, npu1"));
         assert!(matches!(error(""), UriError::Unknown { .. }));
-        assert!(matches!(error("npu2"), UriError::Unknown { .. }));
+        assert!(matches!(error("npu3"), UriError::Unknown { .. }));
         assert_eq!(
-            error("virtual:npu4").to_string(),
-            "there is no virtual device 'npu4'; allowed: virtual:npu1, virtual:npu5"
+            error("virtual:npu6").to_string(),
+            "there is no virtual device 'npu6'; allowed: virtual:npu1, virtual:npu4, virtual:npu5"
         );
         assert!(matches!(error("Amd:x"), UriError::BadScheme { .. }));
         assert!(matches!(error(":x"), UriError::BadScheme { .. }));

@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Show the devices and whether each can be used
     Devices(DevicesArgs),
+    /// Find out why the NPU cannot be used, and what to do about it
+    Doctor(DoctorArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
     /// Print a completion script for a shell
@@ -208,6 +210,26 @@ pub(crate) struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 all well, 1 with warnings, 2 where something that is here cannot be used.")]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Examine the tree of another machine (sys, dev, proc, etc, var/log) instead of this one
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) root: Option<PathBuf>,
+
+    /// NPU to try: npu1, npu5, virtual:npu1, … [default: those that are found]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "root")]
+    pub(crate) device: Option<String>,
+
+    /// Read the kernel log from a file, e.g. one made with `sudo dmesg > FILE`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) kernel_log: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Args)]

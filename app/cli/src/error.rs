@@ -22,6 +22,9 @@ pub(crate) enum CliError {
     Terminal(String),
     #[error("interrupted")]
     Interrupted,
+    /// Everything was said on stdout; this is the exit code.
+    #[error("exit code {0}")]
+    Verdict(u8),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -45,6 +48,7 @@ pub(crate) enum CliError {
 impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
+            Self::Verdict(code) => *code,
             Self::Usage(_) | Self::Store(StoreError::UnknownModel { .. }) => 2,
             _ => 1,
         }

@@ -2,8 +2,9 @@
 
 mod args;
 mod command;
+mod doctor;
 mod error;
-mod presence;
+mod npu;
 mod session;
 mod terminal;
 
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
     }
     match dispatch(&host, cli.command) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(CliError::Verdict(code)) => ExitCode::from(code),
         // The reader of stdout has seen enough.
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
@@ -87,6 +89,7 @@ fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
         Command::Rm(args) => command::rm::rm(host, &args),
         Command::Inspect(args) => command::inspect::inspect(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
+        Command::Doctor(args) => command::doctor::doctor(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -4,7 +4,6 @@ use crate::Host;
 use crate::args::{GenerationArgs, ModelArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
-use crate::presence;
 use npuhal_core::stage::Session;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
@@ -13,13 +12,13 @@ use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
 use npuhal_registry::{Choice, DeviceChoice, Options, Registry, Request, select};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 // The crates that submit built-in routes and devices must be named, or they submit nothing.
 use npuhal_cpu as _;
 
 /// Packages whose routes and devices are part of the program.
-const BUILT_IN: [&str; 1] = ["npuhal-cpu"];
+const BUILT_IN: [&str; 2] = ["npuhal-cpu", env!("CARGO_PKG_NAME")];
 
 /// A model, chosen and located but not loaded.
 pub(crate) struct Plan {
@@ -57,8 +56,7 @@ pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
         context_positions: args.context,
         ..Options::default()
     };
-    let npu_presence = presence::look(Path::new("/"));
-    let request = Request { device, options: options.clone(), npu_presence, ..Request::default() };
+    let request = Request { device, options: options.clone(), ..Request::default() };
     let choice = select(&registry, &model, &request)?;
     host.voice.note(choice.decision.line());
     for trade_off in &choice.decision.trade_offs {

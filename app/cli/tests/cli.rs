@@ -211,10 +211,23 @@ fn a_pinned_device_that_is_not_there_is_an_error_never_the_cpu() {
     if !has_model() {
         return;
     }
-    let output = output(npuhal().args(["run", "--device", "npu1", "hello"]));
-    assert_code(&output, 1);
-    assert!(stderr(&output).contains("npu1"), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "");
+    for (device, reasons) in [
+        // Where there is one, no route uses it.
+        ("npu1", &["npu1"][..]),
+        (
+            "virtual:npu1",
+            &["device virtual:npu1 cannot run this model of type llama", "no route of this build uses it"],
+        ),
+        ("virtual:npu5?profile=mainline-old", &["virtual:npu5", "no route of this build uses it"]),
+        ("amdxdna:/dev/accel/accel99", &["there is no device 'amdxdna:/dev/accel/accel99'"]),
+    ] {
+        let output = output(npuhal().args(["run", "--device", device, "hello"]));
+        assert_code(&output, 1);
+        for reason in reasons {
+            assert!(stderr(&output).contains(reason), "{device}: {reason} in {}", stderr(&output));
+        }
+        assert_eq!(stdout(&output), "", "{device}");
+    }
 }
 
 #[test]
@@ -264,10 +277,23 @@ fn a_file_of_the_user_is_listed_and_removed() {
 fn devices_list_the_cpu_and_say_whether_there_is_an_npu() {
     let text = output(npuhal().arg("devices"));
     assert_code(&text, 0);
-    assert!(stdout(&text).contains("cpu") && stdout(&text).contains("usable"), "{}", stdout(&text));
+    let lines = stdout(&text);
+    assert!(lines.contains("cpu") && lines.contains("usable"), "{lines}");
+    assert!(lines.contains("virtual:npu5 virtual NPU (Strix Halo)"), "{lines}");
     let json = output(npuhal().args(["devices", "--json"]));
     let report: Value = serde_json::from_str(&stdout(&json)).unwrap();
-    assert_eq!(report["devices"][0]["id"], "cpu");
+    let devices = report["devices"].as_array().unwrap();
+    let find =
+        |id: &str| devices.iter().find(|device| device["id"] == id).unwrap_or_else(|| panic!("{id}: {report:#}"));
+    assert_eq!((&find("cpu")["usable"], &find("cpu")["virtual"]), (&Value::Bool(true), &Value::Bool(false)));
+    for (id, generation, columns) in
+        [("virtual:npu1", "xdna1", 4), ("virtual:npu4", "xdna2", 8), ("virtual:npu5", "xdna2", 8)]
+    {
+        let device = find(id);
+        assert_eq!((&device["generation"], &device["columns"]), (&Value::from(generation), &Value::from(columns)));
+        assert_eq!(device["virtual"], true);
+        assert!(device["check"].as_str().unwrap().contains("only where --device names it"), "{device:#}");
+    }
     assert!(report["npu"].as_str().unwrap().contains("NPU"));
 }
 
@@ -276,7 +302,7 @@ fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = output(npuhal().args(["completions", shell]));
         assert_code(&output, 0);
-        assert!(stdout(&output).contains("inspect"), "{shell}");
+        assert!(stdout(&output).contains("inspect") && stdout(&output).contains("doctor"), "{shell}");
     }
 }
 
