@@ -454,7 +454,8 @@ impl Driver for VirtualDriver {
         let key = self.context(&state, context)?;
         state.end_context(&self.device, key);
         if self.device.spec.silicon.facts().evicts_together {
-            // Published for npu1: after one context of a process went away, the firmware refuses the others' submissions.
+            // Published for npu1: after one context of a process went away, the firmware refuses the others'
+            // submissions.
             let others = state.contexts.values_mut().filter(|context| context.file == self.file);
             others.for_each(|context| context.is_evicted = true);
         }

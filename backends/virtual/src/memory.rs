@@ -1,8 +1,8 @@
 //! Memory of buffer objects: a host copy, a device copy, and what has not been moved between them.
 //!
-//! The model is the least forgiving one that the cache rules of [`Mapping`] allow: a line keeps its host copy until it is
-//! invalidated, host writes stay in the host copy until they are flushed, fresh lines count as written (the kernel zeroed
-//! them), and invalidating a line with unflushed writes moves these to the device.
+//! The model is the least forgiving one that the cache rules of [`Mapping`] allow: a line keeps its host copy until it
+//! is invalidated, host writes stay in the host copy until they are flushed, fresh lines count as written (the kernel
+//! zeroed them), and invalidating a line with unflushed writes moves these to the device.
 
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use npuhal_amdxdna::driver::{CACHE_LINE_BYTES, Mapping, OutOfMapping, PAGE_BYTES};

@@ -188,8 +188,8 @@ fn every_forgotten_flush_and_handle_is_caught() {
                 .map(|(i, kind)| (i, *kind))
                 .collect()
         };
-        // Flush 0 belongs to the allocation of the input, which is written and flushed whole afterwards. Command packets
-        // are read by the kernel, coherently: flushing them does nothing.
+        // Flush 0 belongs to the allocation of the input, which is written and flushed whole afterwards. Command
+        // packets are read by the kernel, coherently: flushing them does nothing.
         let left = survivors(&flushes, Forget::Flush);
         assert!(left.iter().all(|(i, kind)| *i == 0 || *kind == BoKind::Cmd), "{silicon}: {left:?}");
         assert_eq!(survivors(&invalidations, Forget::Invalidate), [], "{silicon}");
