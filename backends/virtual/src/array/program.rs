@@ -125,7 +125,7 @@ pub trait CoreProgram: Send + fmt::Debug {
 /// Makes a program from its dimensions; the error says what is impossible about them.
 type Factory = dyn Fn(&[u32]) -> Result<Box<dyn CoreProgram>, String> + Send + Sync;
 
-/// Core programs by id. A configuration image names one of them.
+/// Core programs by id. A configuration image names one of them. Ids below 0x100 belong to this crate.
 #[derive(Clone, Default)]
 pub struct CoreProgramTable {
     entries: BTreeMap<u32, (&'static str, Arc<Factory>)>,
