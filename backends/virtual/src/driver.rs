@@ -468,6 +468,10 @@ impl Driver for VirtualDriver {
         if command.args.len() > EXEC_MAX_ARGS {
             return Err(Errno::EINVAL);
         }
+        if command.args.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let detail = format!("argument handles are not unique and ascending: {:?}", command.args);
+            self.device.diagnose(DiagnosisKind::Misuse, detail);
+        }
         let bo = self.command(&mut state, command.command.0)?;
         let args = command.args.iter().map(|arg| self.bo(&mut state, *arg, Errno::ENOENT));
         let args = args.collect::<Result<Vec<_>, _>>()?;

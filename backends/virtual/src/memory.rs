@@ -353,6 +353,10 @@ impl Mapping for VirtualMapping {
         for range in ranges {
             self.memory.check(range.start, range.end.saturating_sub(range.start))?;
         }
+        if ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
+            let detail = format!("ranges of a flush overlap or are not ascending: {ranges:?}");
+            self.memory.log.push(Diagnosis::new(DiagnosisKind::Misuse, detail));
+        }
         ranges.iter().try_for_each(|range| self.memory.flush(range.clone()))
     }
 
