@@ -2,8 +2,9 @@
 //!
 //! The model has five published figures of npu1: host memory is read at 6.8, 13.1, 22.4 and 32.5 GB/s by 1, 2, 4 and 8
 //! streams at the same time, and a dispatch that does nearly nothing takes 0.14 ms (measured on hardware by the public
-//! repository `c8dhjp4tyv-bit/hawkpoint-npu-llm`). Between them it is linear. For npu4 and npu5 no such figures are published: the same table is used, and
-//! says nothing about these parts. Reading and writing overlap; the array is as fast as its streams.
+//! repository `c8dhjp4tyv-bit/hawkpoint-npu-llm`). Between them it is linear. For npu4 and npu5 no such figures are
+//! published: the same table is used, and says nothing about these parts. Reading and writing overlap; the array is as
+//! fast as its streams.
 
 use std::time::Duration;
 

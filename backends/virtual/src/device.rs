@@ -21,8 +21,8 @@ use std::time::Duration;
 pub(crate) const QUEUE_DEPTH: usize = 4;
 /// Commands of a context whose time is remembered.
 const MAX_TIMES: usize = 256;
-/// First address of the virtual process's mappings. Chosen so that the device's view of the first addresses carries into
-/// the upper half.
+/// First address of the virtual process's mappings. Chosen so that the device's view of the first addresses carries
+/// into the upper half.
 const FIRST_ADDRESS: u64 = 0x2A00_7FC0_0000;
 const GUARD_BYTES: u64 = 4096;
 
@@ -96,8 +96,8 @@ impl VirtualDevice {
         Arc::new(VirtualDriver::new(Arc::clone(self), file))
     }
 
-    /// What a client that opens the device says about it: id and options as in the URI, and an address of its own, so that
-    /// the contexts of two virtual devices are not counted together.
+    /// What a client that opens the device says about it: id and options as in the URI, and an address of its own, so
+    /// that the contexts of two virtual devices are not counted together.
     #[must_use]
     pub fn identity(&self) -> NpuIdentity {
         NpuIdentity {

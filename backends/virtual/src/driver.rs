@@ -454,7 +454,8 @@ impl Driver for VirtualDriver {
         let key = self.context(&state, context)?;
         state.end_context(&self.device, key);
         if self.device.spec.silicon.facts().evicts_together {
-            // Published for npu1: after one context of a process went away, the firmware refuses the others' submissions.
+            // Published for npu1: after one context of a process went away, the firmware refuses the others'
+            // submissions.
             let others = state.contexts.values_mut().filter(|context| context.file == self.file);
             others.for_each(|context| context.is_evicted = true);
         }
@@ -466,6 +467,10 @@ impl Driver for VirtualDriver {
         let key = self.context(&state, command.context)?;
         if command.args.len() > EXEC_MAX_ARGS {
             return Err(Errno::EINVAL);
+        }
+        if command.args.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let detail = format!("argument handles are not unique and ascending: {:?}", command.args);
+            self.device.diagnose(DiagnosisKind::Misuse, detail);
         }
         let bo = self.command(&mut state, command.command.0)?;
         let args = command.args.iter().map(|arg| self.bo(&mut state, *arg, Errno::ENOENT));

@@ -89,9 +89,9 @@ impl Outcome {
 
 /// What happens to the words behind the headers after a failure.
 ///
-/// The recent mainline driver fills the body with ones, to the end of the buffer (for a chain, that of the *first* entry),
-/// and puts a health record over them. The out-of-tree driver writes only the record, into the entry that failed. The first
-/// mainline driver writes nothing.
+/// The recent mainline driver fills the body with ones, to the end of the buffer (for a chain, that of the *first*
+/// entry), and puts a health record over them. The out-of-tree driver writes only the record, into the entry that
+/// failed. The first mainline driver writes nothing.
 fn write_bodies(
     profile: Profile,
     new_state: u32,
@@ -151,7 +151,8 @@ pub(crate) fn packet_words(bo: &Bo) -> Vec<u32> {
 }
 
 impl State {
-    /// Runs a command. All memory effects of the array take place here; the header is written when the command completes.
+    /// Runs a command. All memory effects of the array take place here; the header is written when the command
+    /// completes.
     pub(crate) fn execute(&mut self, device: &VirtualDevice, context: &mut Context, job: &Job) -> Outcome {
         let Job { command, args, .. } = job;
         let entries = job.entries.as_deref();

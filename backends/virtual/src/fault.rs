@@ -217,8 +217,9 @@ pub enum Fault {
 /// | `storm@SEED:P` | `P` of 1000 calls that may be interrupted fail with `EINTR`, drawn from `SEED` |
 /// | `seed@S` | one fault of the rows above, and its place, drawn from `S` |
 ///
-/// Runs are counted from 0 over the life of the device: every command and every entry of a chain is one. Calls are counted
-/// from 0 for each operation. `ERRNO` is `ENOMEM`, `ENOSPC`, `EAGAIN`, `EINTR`, `EINVAL`, `ENOENT`, `EPERM`, `ENODEV`,
+/// Runs are counted from 0 over the life of the device: every command and every entry of a chain is one. Calls are
+/// counted from 0 for each operation. `ERRNO` is `ENOMEM`, `ENOSPC`, `EAGAIN`, `EINTR`, `EINVAL`, `ENOENT`, `EPERM`,
+/// `ENODEV`,
 /// `EBUSY` or `ETIMEDOUT`;
 /// `CALL` is the name of an operation ([`Call::name`]).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 //! Behind [`npuhal_amdxdna::driver::Driver`] it lets everything above the driver run unchanged on a machine without the
 //! hardware. Design choices, first:
 //!
-//! * **It fails, it does not forgive.** Host and device memory are separate; an unflushed write is invisible to the other
-//!   side. Whatever hardware would not do well ends in a [`Diagnosis`] with the operation's index, which tests read; the
-//!   client sees only what hardware shows it.
-//! * **Deterministic.** Time is virtual and advances only when a client waits. Commands run as late as they can: a buffer
-//!   that the client touches too early is caught.
+//! * **It fails, it does not forgive.** Host and device memory are separate; an unflushed write is invisible to the
+//!   other side. Whatever hardware would not do well ends in a [`Diagnosis`] with the operation's index, which tests
+//!   read; the client sees only what hardware shows it.
+//! * **Deterministic.** Time is virtual and advances only when a client waits. Commands run as late as they can: a
+//!   buffer that the client touches too early is caught.
 //! * **The array ends at the shim.** Control code is executed operation by operation, shim descriptors move real bytes,
 //!   and what lies behind the shim's streams is a [`CoreProgram`]: a Rust type that consumes input streams and produces
 //!   output streams with the design's arithmetic. Configuration images are executed; their writes name the program.
@@ -41,6 +41,8 @@
 //! assert!(hardware.diagnoses().is_empty());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+#![forbid(unsafe_code)]
 
 pub mod array;
 mod clock;

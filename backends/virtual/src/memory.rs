@@ -1,8 +1,8 @@
 //! Memory of buffer objects: a host copy, a device copy, and what has not been moved between them.
 //!
-//! The model is the least forgiving one that the cache rules of [`Mapping`] allow: a line keeps its host copy until it is
-//! invalidated, host writes stay in the host copy until they are flushed, fresh lines count as written (the kernel zeroed
-//! them), and invalidating a line with unflushed writes moves these to the device.
+//! The model is the least forgiving one that the cache rules of [`Mapping`] allow: a line keeps its host copy until it
+//! is invalidated, host writes stay in the host copy until they are flushed, fresh lines count as written (the kernel
+//! zeroed them), and invalidating a line with unflushed writes moves these to the device.
 
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use npuhal_amdxdna::driver::{CACHE_LINE_BYTES, Mapping, OutOfMapping, PAGE_BYTES};
@@ -352,6 +352,10 @@ impl Mapping for VirtualMapping {
     fn flush(&self, ranges: &[Range<u64>]) -> Result<(), OutOfMapping> {
         for range in ranges {
             self.memory.check(range.start, range.end.saturating_sub(range.start))?;
+        }
+        if ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
+            let detail = format!("ranges of a flush overlap or are not ascending: {ranges:?}");
+            self.memory.log.push(Diagnosis::new(DiagnosisKind::Misuse, detail));
         }
         ranges.iter().try_for_each(|range| self.memory.flush(range.clone()))
     }

@@ -77,7 +77,8 @@ pub(crate) struct Launch {
     slot_bytes: usize,
 }
 
-/// Reads the packet of one run. `words` are header and body. The error says why the driver refuses it when it is to run.
+/// Reads the packet of one run. `words` are header and body. The error says why the driver refuses it when it is to
+/// run.
 pub(crate) fn launch(words: &[u32], is_preemptible: bool, is_in_chain: bool) -> Result<Launch, String> {
     let header = Header(*words.first().ok_or("an empty buffer")?);
     let body = words
@@ -160,8 +161,8 @@ fn preemptible(base: Launch, payload: &[u32]) -> Result<Launch, String> {
     })
 }
 
-/// Inferred, check on hardware: the driver sends one argument word, the mode, for control code of an ELF with preemption,
-/// so that `DDR_PATCH` operations left in the code have nothing to apply and are ignored.
+/// Inferred, check on hardware: the driver sends one argument word, the mode, for control code of an ELF with
+/// preemption, so that `DDR_PATCH` operations left in the code have nothing to apply and are ignored.
 fn preemptible_arguments(_opcode: u32) -> Arguments {
     Arguments::Host
 }

@@ -153,13 +153,15 @@ fn two_rounds(bench: &Bench, kit: &Kit, flow: Flow) -> Result<(), String> {
     Ok(())
 }
 
-const PARTS: [(Silicon, Flow); 2] = [(Silicon::Npu1, Flow::Xclbin), (Silicon::Npu5, Flow::FullElf)];
+const PARTS: [(Silicon, Flow); 3] =
+    [(Silicon::Npu1, Flow::Xclbin), (Silicon::Npu1, Flow::PartialElf), (Silicon::Npu5, Flow::FullElf)];
 
 fn judge(kit: &Kit, silicon: Silicon, flow: Flow) -> Verdict {
     // Control code that cannot be written for a flow does not reach the device.
     let writes = match flow {
         Flow::Xclbin => kit.instructions().map(drop),
-        _ => kit.full_elf(true).map(drop),
+        Flow::PartialElf => kit.partial_elf().map(drop),
+        Flow::FullElf => kit.full_elf(true).map(drop),
     };
     match writes {
         Ok(()) => verdict(kit, silicon, flow, Forget::Nothing, &Arc::default()),
@@ -170,7 +172,7 @@ fn judge(kit: &Kit, silicon: Silicon, flow: Flow) -> Verdict {
 #[test]
 fn the_case_itself_passes() {
     for (silicon, flow) in PARTS {
-        assert_eq!(judge(&rich_kit(silicon), silicon, flow), None, "{silicon}");
+        assert_eq!(judge(&rich_kit(silicon), silicon, flow), None, "{silicon} {flow:?}");
     }
 }
 
@@ -181,21 +183,21 @@ fn every_forgotten_flush_and_handle_is_caught() {
         let seen = Arc::default();
         assert_eq!(verdict(&kit, silicon, flow, Forget::Nothing, &seen), None);
         let Seen { flushes, invalidations, arguments } = std::mem::take(&mut *seen.lock().unwrap());
-        assert!(flushes.len() > 4 && !invalidations.is_empty() && arguments.len() >= 4, "{silicon}");
+        assert!(flushes.len() > 4 && !invalidations.is_empty() && arguments.len() >= 4, "{silicon} {flow:?}");
         let survivors = |kinds: &[BoKind], forget: fn(usize) -> Forget| -> Vec<(usize, BoKind)> {
             let list = kinds.iter().enumerate();
             list.filter(|(i, _)| verdict(&kit, silicon, flow, forget(*i), &Arc::default()).is_none())
                 .map(|(i, kind)| (i, *kind))
                 .collect()
         };
-        // Flush 0 belongs to the allocation of the input, which is written and flushed whole afterwards. Command packets
-        // are read by the kernel, coherently: flushing them does nothing.
+        // Flush 0 belongs to the allocation of the input, which is written and flushed whole afterwards. Command
+        // packets are read by the kernel, coherently: flushing them does nothing.
         let left = survivors(&flushes, Forget::Flush);
-        assert!(left.iter().all(|(i, kind)| *i == 0 || *kind == BoKind::Cmd), "{silicon}: {left:?}");
-        assert_eq!(survivors(&invalidations, Forget::Invalidate), [], "{silicon}");
+        assert!(left.iter().all(|(i, kind)| *i == 0 || *kind == BoKind::Cmd), "{silicon} {flow:?}: {left:?}");
+        assert_eq!(survivors(&invalidations, Forget::Invalidate), [], "{silicon} {flow:?}");
         // Device memory need not be listed: the reference client leaves code and images out.
         let left = survivors(&arguments, Forget::Argument);
-        assert!(left.iter().all(|(_, kind)| *kind == BoKind::Dev), "{silicon}: {left:?}");
+        assert!(left.iter().all(|(_, kind)| *kind == BoKind::Dev), "{silicon} {flow:?}: {left:?}");
         let tensors = arguments.iter().filter(|kind| **kind == BoKind::Share).count();
         assert_eq!(tensors, 4, "two tensors in two submissions");
     }
@@ -289,7 +291,7 @@ fn every_functional_field_of_a_descriptor_matters() {
         }
         wanted.sort_unstable();
         found.sort_unstable();
-        assert_eq!(found, wanted, "{silicon}");
+        assert_eq!(found, wanted, "{silicon} {flow:?}");
     }
 }
 
@@ -394,7 +396,7 @@ fn every_operation_matters() {
         let beside = |(op, name): &(usize, String)| silicon == Silicon::Npu5 && *op == 1 && name == "column";
         found.retain(|survivor| !beside(survivor));
         found.sort_unstable();
-        assert_eq!(found, wanted, "{silicon}");
+        assert_eq!(found, wanted, "{silicon} {flow:?}");
     }
 }
 
@@ -437,7 +439,7 @@ fn headers_for_other_parts_are_refused() {
         for change in [|header: &mut Header| header.dev_gen = 7, |header: &mut Header| header.columns = 9] {
             let mut kit = rich_kit(silicon);
             change(&mut kit.code.header);
-            assert!(judge(&kit, silicon, flow).is_some(), "{silicon}");
+            assert!(judge(&kit, silicon, flow).is_some(), "{silicon} {flow:?}");
         }
     }
 }
@@ -468,7 +470,11 @@ fn every_configuration_command_matters() {
             let mut kit = rich_kit(silicon);
             kit.image = minimal_image(&[Cdo::new(left)]).unwrap();
             let verdict = judge(&kit, silicon, flow);
-            assert_eq!(verdict.is_none(), image_survivor(&removed).is_some(), "{silicon}: {removed:?}: {verdict:?}");
+            assert_eq!(
+                verdict.is_none(),
+                image_survivor(&removed).is_some(),
+                "{silicon} {flow:?}: {removed:?}: {verdict:?}"
+            );
         }
         // Values: every word of the identification.
         let words = rich_program().words();
@@ -485,7 +491,7 @@ fn every_configuration_command_matters() {
             kit.image = minimal_image(&[Cdo::new(commands)]).unwrap();
             let verdict = judge(&kit, silicon, flow);
             // A second column or channel has no transfers and stays idle; portions of 9 words do not divide the stream.
-            assert_eq!(verdict.is_none(), matches!(word, 3 | 4), "{silicon}: word {word}: {verdict:?}");
+            assert_eq!(verdict.is_none(), matches!(word, 3 | 4), "{silicon} {flow:?}: word {word}: {verdict:?}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The recorded dialogues of public clients, played to the virtual driver: every answer must be the one that was recorded.
+//! The recorded dialogues of public clients, played to the virtual driver: every answer must be the one that was
+//! recorded.
 //!
-//! The recordings lie in the driver crate's test data. They were made on a device without an array, so control code is not
-//! looked at here; how commands ended is put into the fault plan.
+//! The recordings lie in the driver crate's test data. They were made on a device without an array, so control code is
+//! not looked at here; how commands ended is put into the fault plan.
 
 use npuhal_amdxdna::driver::{
     ArrayShape, BoHandle, BoKind, ContextHandle, ContextSpec, CreateBo, CuConfig, Driver, ExecCommand,

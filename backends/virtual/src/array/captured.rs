@@ -124,8 +124,8 @@ fn captured_layers_run_to_the_end() {
         let traffic = partition.take_traffic();
         assert_eq!(traffic.read_bytes, memory.read_bytes.get());
         assert_eq!(traffic.written_bytes, memory.written_bytes.get());
-        // Weights, four regions of the cache in blocks of 16 rows, activations and two small inputs; four new rows of the
-        // cache and the activations back.
+        // Weights, four regions of the cache in blocks of 16 rows, activations and two small inputs; four new rows of
+        // the cache and the activations back.
         let cache = 4 * 0x4000 * length.div_ceil(16);
         let wanted = Traffic {
             read_bytes: 9_830_400 + cache + 0x800 + 0x1000 + 0x300,

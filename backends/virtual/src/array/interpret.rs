@@ -109,8 +109,8 @@ impl Partition {
         )))
     }
 
-    /// Takes one token from the channel in each tile of the rectangle. Only shim tiles have channels here; the tokens of
-    /// others never come.
+    /// Takes one token from the channel in each tile of the rectangle. Only shim tiles have channels here; the tokens
+    /// of others never come.
     fn wait_tokens(&mut self, wait: &TokenWait, surroundings: &Surroundings<'_>) -> Result<(), Trouble> {
         for row in 0..wait.row_count {
             for column in 0..wait.column_count {
@@ -132,8 +132,8 @@ impl Partition {
         Ok(())
     }
 
-    /// Waits for `tokens` tokens of any channel of the first `columns` columns. Beyond the two counts the meaning is not
-    /// published; which tokens are taken is this model's choice: those of the lowest column first.
+    /// Waits for `tokens` tokens of any channel of the first `columns` columns. Beyond the two counts the meaning is
+    /// not published; which tokens are taken is this model's choice: those of the lowest column first.
     fn merge_sync(&mut self, tokens: u8, columns: u8, surroundings: &Surroundings<'_>) -> Result<(), Trouble> {
         let columns = usize::from(columns).min(self.shims.len());
         let channels = || {

@@ -1,8 +1,8 @@
 //! The array of one hardware context, from the shim upwards.
 //!
-//! Control code is executed operation by operation. Transfers advance only while an operation waits, and no further than
-//! the wait needs: what control code may not rely on has not happened yet. When the code ends, everything runs until
-//! nothing moves, and what is left over is diagnosed.
+//! Control code is executed operation by operation. Transfers advance only while an operation waits, and no further
+//! than the wait needs: what control code may not rely on has not happened yet. When the code ends, everything runs
+//! until nothing moves, and what is left over is diagnosed.
 
 mod builtin;
 mod configure;

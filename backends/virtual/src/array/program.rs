@@ -83,8 +83,8 @@ impl Streams<'_> {
         self.streams.has_room(output, len_bytes)
     }
 
-    /// Whether a task waits for data of an output whose stream is empty. Cores cannot know this; it is for stand-ins that
-    /// give every task what it wants.
+    /// Whether a task waits for data of an output whose stream is empty. Cores cannot know this; it is for stand-ins
+    /// that give every task what it wants.
     #[must_use]
     pub fn is_wanted(&self, output: StreamKey) -> bool {
         self.streams.is_wanted(output)
@@ -105,8 +105,8 @@ impl fmt::Debug for Streams<'_> {
 
 /// The cores of a design, as far as the shim's streams show them.
 ///
-/// A program is a state machine: [`CoreProgram::step`] moves one small portion of data (a tile, a row) and returns, so that
-/// transfers advance no further than the control code waits for. It keeps what it has read but not used.
+/// A program is a state machine: [`CoreProgram::step`] moves one small portion of data (a tile, a row) and returns, so
+/// that transfers advance no further than the control code waits for. It keeps what it has read but not used.
 pub trait CoreProgram: Send + fmt::Debug {
     /// Does the next small portion of work.
     fn step(&mut self, streams: &mut Streams<'_>) -> Step;
@@ -125,7 +125,7 @@ pub trait CoreProgram: Send + fmt::Debug {
 /// Makes a program from its dimensions; the error says what is impossible about them.
 type Factory = dyn Fn(&[u32]) -> Result<Box<dyn CoreProgram>, String> + Send + Sync;
 
-/// Core programs by id. A configuration image names one of them.
+/// Core programs by id. A configuration image names one of them. Ids below 0x100 belong to this crate.
 #[derive(Clone, Default)]
 pub struct CoreProgramTable {
     entries: BTreeMap<u32, (&'static str, Arc<Factory>)>,

@@ -34,7 +34,8 @@ impl Walk {
         self.left_words == 0
     }
 
-    /// The next consecutive bytes, at most `limit_bytes`: address and length. `None` at the end, or for less than a word.
+    /// The next consecutive bytes, at most `limit_bytes`: address and length. `None` at the end, or for less than a
+    /// word.
     pub(super) fn next_run(&mut self, limit_bytes: usize) -> Option<(u64, usize)> {
         let limit_words = (limit_bytes as u64 / WORD).min(self.left_words);
         if limit_words == 0 {

@@ -1,7 +1,7 @@
 //! Kits: what a model package carries for the NPU, written for the core programs of the virtual array.
 //!
-//! A [`Kit`] is a design: columns, a configuration image, control code, a number of buffer arguments. It writes itself in
-//! both flows: as xclbin with an instruction stream or a partial ELF, and as full ELF. The images are well-formed
+//! A [`Kit`] is a design: columns, a configuration image, control code, a number of buffer arguments. It writes itself
+//! in both flows: as xclbin with an instruction stream or a partial ELF, and as full ELF. The images are well-formed
 //! configuration command lists; what is special about them is only the identification that they leave in a core's data
 //! memory, which hardware has no use for.
 
@@ -156,8 +156,8 @@ impl Kit {
         Ok(elf.to_bytes()?)
     }
 
-    /// A full ELF. Its code starts with `LOADPDI` where `loads_image` says so; otherwise it counts on the configuration that
-    /// another kernel of the context has loaded, and its `.pdi` section is empty.
+    /// A full ELF. Its code starts with `LOADPDI` where `loads_image` says so; otherwise it counts on the configuration
+    /// that another kernel of the context has loaded, and its `.pdi` section is empty.
     ///
     /// # Errors
     /// [`KitError::Relocation`], [`KitError::Elf`].
