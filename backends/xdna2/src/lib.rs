@@ -1,0 +1,9 @@
+//! stub
+
+pub mod context_map;
+pub mod context_rules;
+pub mod full_elf;
+pub mod instruction_elf;
+pub mod layer_images;
+pub mod md5;
+mod words;
