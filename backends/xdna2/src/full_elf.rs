@@ -62,7 +62,9 @@ pub enum AssembleError {
     #[error("full ELF: the input has no argument symbol; wanted at least one")]
     NoArguments,
     /// A name that cannot be mangled.
-    #[error("full ELF: {name:?} cannot name a kernel: wanted 1 to {MAX_NAME_BYTES} letters, digits and underscores, no digit first")]
+    #[error(
+        "full ELF: {name:?} cannot name a kernel: wanted 1 to {MAX_NAME_BYTES} letters, digits and underscores, no digit first"
+    )]
     KernelName {
         /// What was asked for.
         name: String,
@@ -208,8 +210,7 @@ fn without_fold_flag(offset: u32) -> u32 {
 
 /// Relocations: symbol indices are counted without the null symbol, and `.pdi.1` is symbol 0.
 fn patches_of(input: &InstructionElf, mode: PdiMode) -> Vec<PatchEntry> {
-    let load_pdi =
-        PatchEntry { symbol: 0, offset: PDI_ADDRESS_AT, schema: Schema::Address64.number(), addend: 0 };
+    let load_pdi = PatchEntry { symbol: 0, offset: PDI_ADDRESS_AT, schema: Schema::Address64.number(), addend: 0 };
     let shift = if mode == PdiMode::Load { LOAD_PDI_BYTES } else { 0 };
     let of_input = input.relocations().iter().map(|rela| PatchEntry {
         symbol: rela.symbol as usize,

@@ -35,7 +35,9 @@ pub enum InstructionElfError {
         name: &'static str,
     },
     /// The file is of another kind.
-    #[error("full ELF: {field} is {found:#x}, wanted {wanted:#x}: an instruction ELF for AIE2P, as the assembler writes it")]
+    #[error(
+        "full ELF: {field} is {found:#x}, wanted {wanted:#x}: an instruction ELF for AIE2P, as the assembler writes it"
+    )]
     Kind {
         /// Header field.
         field: &'static str,
@@ -55,7 +57,9 @@ pub enum InstructionElfError {
         sizes: Option<[u32; 2]>,
     },
     /// The control code does not start with a transaction.
-    #[error("full ELF: {TEXT} starts with {found:#010x}, wanted {TRANSACTION_MAGIC:#010x} (a version 0.1 transaction for AIE2P)")]
+    #[error(
+        "full ELF: {TEXT} starts with {found:#010x}, wanted {TRANSACTION_MAGIC:#010x} (a version 0.1 transaction for AIE2P)"
+    )]
     Magic {
         /// First word.
         found: u32,
@@ -80,7 +84,9 @@ pub enum InstructionElfError {
         name: String,
     },
     /// A relocation that the first transaction does not contain.
-    #[error("full ELF: relocation {index} patches byte {at_bytes:#x}; the first transaction has {transaction_bytes:#x} bytes")]
+    #[error(
+        "full ELF: relocation {index} patches byte {at_bytes:#x}; the first transaction has {transaction_bytes:#x} bytes"
+    )]
     RelocationOutside {
         /// Relocation index.
         index: usize,
@@ -273,10 +279,8 @@ fn symbols_of(elf: &Elf, text_index: u32) -> Result<(Symbol, Vec<CodeSymbol>, Ve
     for (i, entry) in entries.enumerate() {
         let missing = || ElfError::BadName { what: format!("symbol {} of .dynsym", i + 1), at_bytes: entry.name_at };
         let name = names.get(entry.name_at).ok_or_else(missing)?;
-        let argument = argument_of(name).ok_or_else(|| InstructionElfError::SymbolName {
-            index: i + 1,
-            name: name.chars().take(32).collect(),
-        })?;
+        let argument = argument_of(name)
+            .ok_or_else(|| InstructionElfError::SymbolName { index: i + 1, name: name.chars().take(32).collect() })?;
         symbols.push(CodeSymbol { argument, entry });
         of_text.push(u32::from(entry.section) == text_index);
     }

@@ -40,7 +40,9 @@ pub enum LayerImageError {
     #[error("assembled files: {0}")]
     Rules(#[from] ContextRuleError),
     /// Exchanging words does not give what assembling gives.
-    #[error("the full ELF for a context of {context} is not that for 1 with words exchanged; these kernels cannot be used")]
+    #[error(
+        "the full ELF for a context of {context} is not that for 1 with words exchanged; these kernels cannot be used"
+    )]
     NotIncremental {
         /// Context length.
         context: u32,
