@@ -113,6 +113,15 @@ pub struct ImageChanges {
     pub addends: Vec<AddendChange>,
 }
 
+/// A file of a set, that is rewritten for one context length after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageCursor {
+    image: Vec<u8>,
+    /// First of the contexts whose UIDs are known: neighbours are hashed together.
+    first: u32,
+    uids: [[u8; DIGEST_BYTES]; LANES],
+}
+
 /// Full ELF files ([`PdiMode::None`]) for contexts from 1 to a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerImages {
@@ -185,27 +194,40 @@ impl LayerImages {
     /// # Errors
     /// [`LayerImageError::Context`].
     pub fn image(&self, context: u32) -> Result<Vec<u8>, LayerImageError> {
+        self.check(context)?;
         let mut image = self.image.clone();
-        self.rewrite(context, &mut image)?;
+        let [uid] = self.map.uids([context]);
+        self.write(context, &uid, &mut image);
         Ok(image)
     }
 
-    /// Makes `image`, any file of this set, the one for `context`.
-    ///
-    /// # Errors
-    /// [`LayerImageError::Context`], [`LayerImageError::ImageSize`].
-    pub fn rewrite(&self, context: u32, image: &mut [u8]) -> Result<(), LayerImageError> {
-        self.check(context)?;
-        if image.len() != self.image.len() {
-            let (wanted_bytes, found_bytes) = (self.image.len(), image.len());
-            return Err(LayerImageError::ImageSize { wanted_bytes, found_bytes });
-        }
-        let [uid] = self.map.uids([context]);
-        self.write(context, &uid, image);
-        Ok(())
+    /// A cursor at a context of 1.
+    #[must_use]
+    pub fn cursor(&self) -> ImageCursor {
+        ImageCursor { image: self.image.clone(), first: 1, uids: self.map.uids(std::array::from_fn(|i| 1 + i as u32)) }
     }
 
-    /// Hands the files for `contexts` to `take`, in order. Cheaper than one after the other.
+    /// Moves a cursor of this set to `context`, and returns the file. Ascending context lengths are cheapest.
+    ///
+    /// # Errors
+    /// [`LayerImageError::Context`], [`LayerImageError::ImageSize`] for the cursor of another set.
+    pub fn seek<'c>(&self, cursor: &'c mut ImageCursor, context: u32) -> Result<&'c [u8], LayerImageError> {
+        self.check(context)?;
+        if cursor.image.len() != self.image.len() {
+            let (wanted_bytes, found_bytes) = (self.image.len(), cursor.image.len());
+            return Err(LayerImageError::ImageSize { wanted_bytes, found_bytes });
+        }
+        let known = |first: u32| context.checked_sub(first).map(|lane| lane as usize).filter(|lane| *lane < LANES);
+        let lane = known(cursor.first).unwrap_or_else(|| {
+            cursor.first = context;
+            cursor.uids = self.map.uids(std::array::from_fn(|lane| context + lane as u32));
+            0
+        });
+        self.write(context, &cursor.uids[lane], &mut cursor.image);
+        Ok(&cursor.image)
+    }
+
+    /// Hands the files for `contexts` to `take`, in order.
     ///
     /// # Errors
     /// [`LayerImageError::Context`], before anything was handed out.
@@ -219,15 +241,9 @@ impl LayerImages {
         }
         self.check(*contexts.start())?;
         self.check(*contexts.end())?;
-        let mut image = self.image.clone();
-        let (mut next, last) = (*contexts.start(), *contexts.end());
-        while next <= last {
-            let together: [u32; LANES] = std::array::from_fn(|lane| (next + lane as u32).min(last));
-            for (context, uid) in (next..=last).zip(&self.map.uids(together)) {
-                self.write(context, uid, &mut image);
-                take(context, &image);
-            }
-            next += LANES as u32;
+        let mut cursor = self.cursor();
+        for context in contexts {
+            take(context, self.seek(&mut cursor, context)?);
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Golden data shared by the integration tests.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod kernels;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
