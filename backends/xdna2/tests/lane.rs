@@ -219,12 +219,12 @@ fn a_generation_is_one_context_and_one_list_a_token() {
     wanted.extend(["wait 1".to_owned(), "read logits 0..384".to_owned()]);
     assert_eq!(short(&spy.inner.take_calls()), wanted);
 
-    step(&mut lane, 1, Want::Nothing).unwrap();
+    step(&mut lane, 1, Want::Last).unwrap();
     let mut wanted = vec!["write act 0..512".to_owned(), "submit 2 2 fl00002 fl00002 fl00002 flhead".to_owned()];
     wanted.extend(norms(0));
     wanted.push("load 0 fl00003".to_owned());
     wanted.extend((0..LAYERS).map(|layer| format!("rebind 1 {layer} fl00003")));
-    wanted.push("wait 2".to_owned());
+    wanted.extend(["wait 2".to_owned(), "read logits 0..384".to_owned()]);
     assert_eq!(short(&spy.inner.take_calls()), wanted);
 
     lane.end();
@@ -234,6 +234,30 @@ fn a_generation_is_one_context_and_one_list_a_token() {
     // What the sequence holds outlives the context.
     lane.begin().unwrap();
     step(&mut lane, 2, Want::Last).unwrap();
+}
+
+#[test]
+fn a_prompt_runs_the_head_once() {
+    let (spy, mut lane) = load();
+    spy.inner.take_calls();
+    (0..4).for_each(|position| _ = step(&mut lane, position, Want::Nothing).unwrap());
+    step(&mut lane, 4, Want::Last).unwrap();
+    step(&mut lane, 5, Want::Last).unwrap();
+    let calls = spy.inner.take_calls();
+    let submitted: Vec<_> = calls
+        .iter()
+        .filter_map(|call| if let Call::Submit(_, _, kernels) = call { Some(kernels.join(" ")) } else { None })
+        .collect();
+    let runs = |context: u32, head: &str| format!("fl{context:05} fl{context:05} fl{context:05}{head}");
+    let mut wanted: Vec<_> = (1..=4).map(|context| runs(context, "")).collect();
+    wanted.extend([runs(5, " flhead"), runs(6, " flhead")]);
+    assert_eq!(submitted, wanted);
+    // A length is loaded once, and a rotation written once, also where the guess of the next list was wrong.
+    let loads = calls.iter().filter(|call| matches!(call, Call::Load(..))).count();
+    let rotations = calls.iter().filter(|call| matches!(call, Call::Write(label, _) if label.contains("head norms")));
+    assert_eq!((loads, rotations.count()), (7, 7 * LAYERS));
+    let reads = calls.iter().filter(|call| matches!(call, Call::Read(label, _) if label == "logits")).count();
+    assert_eq!(reads, 2);
 }
 
 #[test]

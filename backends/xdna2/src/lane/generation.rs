@@ -30,11 +30,37 @@ pub(super) struct Generation {
     context: Box<dyn Context>,
 }
 
+/// Which runs a token needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Runs {
+    /// The layers: nobody asks for the logits of a prompt's inner tokens.
+    Layers,
+    /// The layers and the head.
+    LayersAndHead,
+}
+
 #[derive(Default)]
 struct Slot {
+    /// Context length that the rotation is for.
+    rotation: Option<u32>,
+    layers: List,
+    layers_and_head: List,
+}
+
+#[derive(Default)]
+struct List {
     list: Option<Box<dyn Runlist>>,
-    /// Context length that the list and the rotation are for.
-    prepared: Option<u32>,
+    /// Context length that all its runs are bound to.
+    bound: Option<u32>,
+}
+
+impl Slot {
+    fn list(&mut self, runs: Runs) -> &mut List {
+        match runs {
+            Runs::Layers => &mut self.layers,
+            Runs::LayersAndHead => &mut self.layers_and_head,
+        }
+    }
 }
 
 /// Loaded layer kernels by context length, the oldest first.
@@ -58,13 +84,13 @@ impl Generation {
     }
 
     /// Prepares the slot that runs next, unless it is prepared for `context_len`.
-    pub(super) fn prepare_next(&mut self, parts: Parts<'_>, context_len: u32) -> Result<(), DeviceError> {
-        self.prepare(parts, self.turn, context_len)
+    pub(super) fn prepare_next(&mut self, parts: Parts<'_>, context_len: u32, runs: Runs) -> Result<(), DeviceError> {
+        self.prepare(parts, self.turn, context_len, runs)
     }
 
     /// Prepares the other slot while one runs.
-    pub(super) fn prepare_other(&mut self, parts: Parts<'_>, context_len: u32) -> Result<(), DeviceError> {
-        self.prepare(parts, (self.turn + 1) % SLOTS, context_len)
+    pub(super) fn prepare_other(&mut self, parts: Parts<'_>, context_len: u32, runs: Runs) -> Result<(), DeviceError> {
+        self.prepare(parts, (self.turn + 1) % SLOTS, context_len, runs)
     }
 
     /// The slots change places.
@@ -73,11 +99,16 @@ impl Generation {
     }
 
     /// Starts the prepared slot.
-    pub(super) fn launch(&mut self) -> Result<Box<dyn Submission>, DeviceError> {
-        match &mut self.slots[self.turn].list {
+    pub(super) fn launch(&mut self, runs: Runs) -> Result<Box<dyn Submission>, DeviceError> {
+        match &mut self.slots[self.turn].list(runs).list {
             Some(list) => list.submit(),
             None => Err(DeviceError::Misuse { operation: "launch", reason: "the slot was not prepared".to_owned() }),
         }
+    }
+
+    /// Rotation for a token that is run layer by layer, in the slot that runs next.
+    pub(super) fn rotate_next(&mut self, parts: Parts<'_>, context_len: u32) -> Result<(), DeviceError> {
+        self.rotate(parts, self.turn, context_len)
     }
 
     /// A list of one layer alone, for observers.
@@ -100,22 +131,31 @@ impl Generation {
         Ok(list)
     }
 
-    fn prepare(&mut self, parts: Parts<'_>, slot: usize, context_len: u32) -> Result<(), DeviceError> {
-        if self.slots[slot].prepared == Some(context_len) {
+    fn prepare(&mut self, parts: Parts<'_>, slot: usize, context_len: u32, runs: Runs) -> Result<(), DeviceError> {
+        self.rotate(parts, slot, context_len)?;
+        if self.slots[slot].list(runs).bound == Some(context_len) {
             return Ok(());
         }
-        self.slots[slot].prepared = None;
-        parts.buffers.write_rotation(slot, &parts.rope.row(context_len - 1))?;
         let kernel = self.layer_kernels.get(&mut *self.context, parts.kernels, context_len)?;
         // A list that could not be bound throughout is not used again.
-        let list = match self.slots[slot].list.take() {
+        let list = match std::mem::take(self.slots[slot].list(runs)).list {
             Some(mut list) => {
                 (0..parts.layers as u32).try_for_each(|layer| list.rebind(RunIndex(layer), &*kernel))?;
                 list
             }
-            None => self.new_list(parts, slot, &*kernel)?,
+            None => self.new_list(parts, slot, &*kernel, runs)?,
         };
-        self.slots[slot] = Slot { list: Some(list), prepared: Some(context_len) };
+        *self.slots[slot].list(runs) = List { list: Some(list), bound: Some(context_len) };
+        Ok(())
+    }
+
+    /// Writes the rotation of the last position of a context into the buffers of a slot.
+    fn rotate(&mut self, parts: Parts<'_>, slot: usize, context_len: u32) -> Result<(), DeviceError> {
+        if self.slots[slot].rotation != Some(context_len) {
+            self.slots[slot].rotation = None;
+            parts.buffers.write_rotation(slot, &parts.rope.row(context_len - 1))?;
+            self.slots[slot].rotation = Some(context_len);
+        }
         Ok(())
     }
 
@@ -124,12 +164,15 @@ impl Generation {
         parts: Parts<'_>,
         slot: usize,
         kernel: &dyn Kernel,
+        runs: Runs,
     ) -> Result<Box<dyn Runlist>, DeviceError> {
         let mut list = self.context.runlist();
         for layer in 0..parts.layers {
             list.push(kernel, &parts.buffers.layer_args(layer, slot))?;
         }
-        list.push(&*self.head, &parts.buffers.head_args())?;
+        if runs == Runs::LayersAndHead {
+            list.push(&*self.head, &parts.buffers.head_args())?;
+        }
         Ok(list)
     }
 }

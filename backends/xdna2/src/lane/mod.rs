@@ -2,8 +2,8 @@
 //!
 //! [`Lane::load`] fills the buffers, once. [`Segment::begin`] opens a hardware context and configures the array with one run;
 //! [`Segment::end`] closes it: a context that idles beyond the driver's suspend delay does not come back. Each token is one list
-//! of as many runs of the layer kernel as there are layers, and one of the head. There are two such lists: while one runs, the
-//! other is bound to the next context length.
+//! of as many runs of the layer kernel as there are layers, and one of the head where its logits are wanted. There are two slots
+//! of lists: while one runs, the other is bound to the next context length.
 //!
 //! Buffers outlive contexts, so a sequence goes on in the next generation. A context that was lost (a time-out, a failed run) is
 //! dropped at once; what follows fails until the next [`Segment::begin`].
@@ -19,7 +19,7 @@ use crate::kernels::{KernelError, KernelFiles, Kernels};
 use crate::kv::KvPart;
 use crate::packing::{PackError, RopeTable};
 use buffers::Buffers;
-use generation::{Generation, Parts};
+use generation::{Generation, Parts, Runs};
 use npuhal_core::device::{Deadline, Device};
 use npuhal_core::dtype::bf16_value;
 use npuhal_core::error::{DeviceError, RunError};
@@ -171,8 +171,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Runs a row that was admitted; leaves its logits in the buffer.
-    fn run(&mut self, row: Row) -> Result<(), RunError> {
+    /// Runs a row that was admitted; leaves its logits in the buffer where the head runs.
+    fn run(&mut self, row: Row, runs: Runs) -> Result<(), RunError> {
         let mut generation = match (self.generation.take(), &self.lost) {
             (Some(generation), _) => generation,
             (None, Some(reason)) => return Err(DeviceError::ContextLost { reason: reason.clone() }.into()),
@@ -183,7 +183,7 @@ impl Lane {
         };
         let result = match self.sink.is_some() {
             true => self.run_observed(&mut generation, row),
-            false => self.run_whole(&mut generation, row),
+            false => self.run_whole(&mut generation, row, runs),
         };
         match &result {
             Err(error) if error.loses_context() => self.lost = Some(error.to_string()),
@@ -193,14 +193,15 @@ impl Lane {
     }
 
     /// One list for the token; the other slot is prepared meanwhile.
-    fn run_whole(&mut self, generation: &mut Generation, row: Row) -> Result<(), RunError> {
+    fn run_whole(&mut self, generation: &mut Generation, row: Row, runs: Runs) -> Result<(), RunError> {
         let (parts, context_len) = (self.parts(), row.position + 1);
-        generation.prepare_next(parts, context_len)?;
+        generation.prepare_next(parts, context_len, runs)?;
         self.embed(row)?;
-        let submission = generation.launch()?;
+        let submission = generation.launch(runs)?;
         if context_len < self.positions {
-            // A failure here is not this token's: the next call prepares again, and reports it.
-            let _ = generation.prepare_other(parts, context_len + 1);
+            // The next token is taken to need the same. A failure here is not this token's: the next call prepares what is
+            // missing, and reports it.
+            let _ = generation.prepare_other(parts, context_len + 1, runs);
         }
         submission.wait(Deadline::within(self.timeout))?;
         generation.flip();
@@ -210,7 +211,7 @@ impl Lane {
     /// Each layer by itself, so that the residual stream can be seen between them.
     fn run_observed(&mut self, generation: &mut Generation, row: Row) -> Result<(), RunError> {
         let context_len = row.position + 1;
-        generation.prepare_next(self.parts(), context_len)?;
+        generation.rotate_next(self.parts(), context_len)?;
         self.embed(row)?;
         let deadline = Deadline::within(self.timeout);
         for layer in 0..self.dimensions.layers {
@@ -321,8 +322,8 @@ impl Segment for Lane {
         self.admit(rows, want)?;
         hidden.reset(want.count(rows.len()), self.dimensions.vocab);
         for (index, row) in rows.iter().enumerate() {
-            self.run(*row)?;
             let is_wanted = want.selects(index, rows.len());
+            self.run(*row, if is_wanted { Runs::LayersAndHead } else { Runs::Layers })?;
             if is_wanted || self.sink.is_some() {
                 self.read_logits(*row)?;
             }
