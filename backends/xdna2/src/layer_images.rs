@@ -9,8 +9,8 @@ use npuhal_amdxdna::format::elf::{Elf, ElfError};
 use std::ops::{Range, RangeInclusive};
 use thiserror::Error;
 
-/// Contexts that are hashed side by side.
-const LANES: usize = 8;
+/// Contexts that are hashed side by side: enough for the compiler to work on vectors, few enough to stay in the first cache.
+const LANES: usize = 32;
 /// Digits of a context length in a kernel name.
 const NAME_DIGITS: usize = 5;
 /// Largest context length that a kernel name can hold.

@@ -131,22 +131,17 @@ pub fn md5_patched<const L: usize>(
     })
 }
 
-#[inline(always)]
 fn compress<const L: usize>(state: &mut [Lanes<L>; 4], block: &[Lanes<L>; BLOCK_WORDS]) {
     let [mut a, mut b, mut c, mut d] = *state;
-    // Four rounds written out, so that round function, shift and word index are constants of the loop body.
+    // Four steps written out, after which the words of the state are back at their places.
     macro_rules! round {
-        ($round:literal, $index:expr, |$x:ident, $y:ident, $z:ident| $mix:expr) => {
-            for i in 0..16 {
-                let word: usize = $index(i) % BLOCK_WORDS;
-                let (sine, shift) = (SINES[16 * $round + i], SHIFTS[$round][i % 4]);
-                let mut next = [0; L];
-                for lane in 0..L {
-                    let ($x, $y, $z) = (b[lane], c[lane], d[lane]);
-                    let sum = a[lane].wrapping_add($mix).wrapping_add(block[word][lane]).wrapping_add(sine);
-                    next[lane] = b[lane].wrapping_add(sum.rotate_left(shift));
-                }
-                (a, b, c, d) = (d, next, b, c);
+        ($round:literal, $word:expr, $mix:expr) => {
+            for i in (0..16).step_by(4) {
+                let (word, sine) = (|i: usize| &block[$word(i) % BLOCK_WORDS], |i: usize| SINES[16 * $round + i]);
+                step::<L, { SHIFTS[$round][0] }>(&mut a, &b, &c, &d, word(i), sine(i), $mix);
+                step::<L, { SHIFTS[$round][1] }>(&mut d, &a, &b, &c, word(i + 1), sine(i + 1), $mix);
+                step::<L, { SHIFTS[$round][2] }>(&mut c, &d, &a, &b, word(i + 2), sine(i + 2), $mix);
+                step::<L, { SHIFTS[$round][3] }>(&mut b, &c, &d, &a, word(i + 3), sine(i + 3), $mix);
             }
         };
     }
@@ -158,6 +153,22 @@ fn compress<const L: usize>(state: &mut [Lanes<L>; 4], block: &[Lanes<L>; BLOCK_
         for lane in 0..L {
             word[lane] = word[lane].wrapping_add(added[lane]);
         }
+    }
+}
+
+#[inline(always)]
+fn step<const L: usize, const SHIFT: u32>(
+    a: &mut Lanes<L>,
+    b: &Lanes<L>,
+    c: &Lanes<L>,
+    d: &Lanes<L>,
+    word: &Lanes<L>,
+    sine: u32,
+    mix: impl Fn(u32, u32, u32) -> u32,
+) {
+    for lane in 0..L {
+        let sum = a[lane].wrapping_add(word[lane].wrapping_add(sine)).wrapping_add(mix(b[lane], c[lane], d[lane]));
+        a[lane] = b[lane].wrapping_add(sum.rotate_left(SHIFT));
     }
 }
 

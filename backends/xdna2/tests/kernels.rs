@@ -112,6 +112,30 @@ fn damaged_files_are_refused_by_name() {
 }
 
 #[test]
+fn changes_turn_code_and_relocations_of_one_length_into_those_of_another() {
+    let images = Kernels::new(&kernel_files(&small(), 64), &small()).unwrap().layers().clone();
+    let parts = |context| {
+        let program = Program::parse(&images.image(context).unwrap()).unwrap();
+        let (index, _) = program.elf().find(".ctrltext.0").unwrap();
+        let addends: Vec<u32> = program.relocations().iter().map(|relocation| relocation.addend).collect();
+        (program.content(index, 1 << 20).unwrap().into_owned(), addends)
+    };
+    for (from, to) in [(1, 2), (16, 17), (17, 16), (1, 64), (30, 31), (5, 5)] {
+        let (mut code, mut addends) = parts(from);
+        let changes = images.changes(from, to).unwrap();
+        for change in &changes.code {
+            let at = change.at_bytes as usize;
+            assert_ne!(code[at..at + 4], change.value.to_le_bytes());
+            code[at..at + 4].copy_from_slice(&change.value.to_le_bytes());
+        }
+        for change in &changes.addends {
+            addends[change.relocation as usize] = change.addend;
+        }
+        assert!((code, addends) == parts(to), "{from} to {to}");
+    }
+}
+
+#[test]
 fn a_missing_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let files = kernel_files(&small(), 64);

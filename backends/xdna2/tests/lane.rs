@@ -12,6 +12,7 @@ use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Stepper,
 use npuhal_models::ModelConfig;
 use npuhal_tests::kit::devices::{Call, RecordingDevice};
 use npuhal_xdna2::dimensions::Dimensions;
+use npuhal_xdna2::kernels::Kernels;
 use npuhal_xdna2::lane::{Lane, LaneOptions, LaneSource, LayerTensors};
 use npuhal_xdna2::packing::{PackError, RopeTable, SliceTiles, TILE_BYTES, TileSource, source_of, tiles_of};
 use std::collections::BTreeMap;
@@ -289,6 +290,10 @@ fn the_arguments_of_a_run_are_those_of_its_layer_and_slot() {
 #[test]
 fn buffers_hold_what_the_kernels_read() {
     let (spy, mut lane) = load();
+    let dimensions = Dimensions::of(&small_config()).unwrap();
+    let kernels = Kernels::new(&kernel_files(&dimensions, POSITIONS), &dimensions).unwrap();
+    let allocated: u64 = spy.buffers.lock().unwrap().values().map(BufferRef::len_bytes).sum();
+    assert_eq!(allocated, Lane::memory_bytes(&dimensions, &kernels));
     let model = TestModel::new(small_config());
     let tensor = |name: &str| model.tensors[name].clone();
     assert_eq!(spy.bytes("layer 1 norms", 0, 512), tensor("1.input_norm"));

@@ -17,8 +17,8 @@ pub use source::{LaneSource, LayerTensors};
 use crate::dimensions::{Dimensions, LaneDecline};
 use crate::kernels::{KernelError, KernelFiles, Kernels};
 use crate::kv::KvPart;
-use crate::packing::{PackError, RopeTable};
-use buffers::Buffers;
+use crate::packing::{BufferSizes, INIT_BYTES, PackError, RopeTable};
+use buffers::{Buffers, Filling};
 use generation::{Generation, Parts, Runs};
 use npuhal_core::device::{Deadline, Device};
 use npuhal_core::dtype::bf16_value;
@@ -26,12 +26,16 @@ use npuhal_core::error::{DeviceError, RunError};
 use npuhal_core::stage::{
     Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::Duration;
 use thiserror::Error;
 
 /// How long a run may take.
 const RUN_TIMEOUT: Duration = Duration::from_millis(5000);
+
+/// More threads than this only wait for memory.
+const PACKING_THREADS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 
 /// How a lane is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +44,14 @@ pub struct LaneOptions {
     pub positions: Option<u32>,
     /// How long configuring the array, or a token, may take.
     pub timeout: Duration,
+    /// Threads that pack weights at load.
+    pub threads: NonZeroUsize,
 }
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        Self { positions: None, timeout: RUN_TIMEOUT }
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN).min(PACKING_THREADS_MAX);
+        Self { positions: None, timeout: RUN_TIMEOUT, threads }
     }
 }
 
@@ -116,7 +123,14 @@ impl Lane {
         }
         check_rows(&*source, &dimensions)?;
         let rope = RopeTable::new(dimensions.rope_theta);
-        let buffers = Buffers::load(&*device, &*source, &kernels, &dimensions, &rope)?;
+        let buffers = Buffers::load(Filling {
+            device: &*device,
+            source: &*source,
+            kernels: &kernels,
+            dimensions: &dimensions,
+            rope: &rope,
+            threads: options.threads.get(),
+        })?;
         Ok(Self {
             generation: None,
             lost: None,
@@ -134,6 +148,15 @@ impl Lane {
             bytes: Vec::new(),
             values: Vec::new(),
         })
+    }
+
+    /// Bytes of device-visible memory that a model takes with these kernels.
+    #[must_use]
+    pub fn memory_bytes(dimensions: &Dimensions, kernels: &Kernels) -> u64 {
+        let sizes = BufferSizes::new(dimensions);
+        let layer = sizes.weights + sizes.layer_norms + buffers::SLOTS as u64 * sizes.norms + kernels.kv_bytes(&sizes);
+        let others = [sizes.act, sizes.logits, sizes.head, sizes.final_norm, INIT_BYTES];
+        dimensions.layers as u64 * layer + others.iter().sum::<u64>()
     }
 
     /// Dimensions of the model.

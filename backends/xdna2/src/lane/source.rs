@@ -30,7 +30,7 @@ pub struct LayerTensors<'a> {
 }
 
 /// A model whose projections are tiles. The lane reads all but the embedding once, at load.
-pub trait LaneSource: Send {
+pub trait LaneSource: Send + Sync {
     /// Shape and constants.
     fn config(&self) -> &ModelConfig;
 

@@ -1,6 +1,6 @@
 //! Weights of a layer and of the head.
 
-use super::order::reorder;
+use super::order::{reorder, reorder_on};
 use super::{PackError, TILE_BYTES, TileSource, group_of, tiles_of};
 use crate::dimensions::Dimensions;
 use std::ops::Range;
@@ -117,15 +117,20 @@ pub fn pack_layer(layout: &LayerLayout, weights: &LayerWeights<'_>, into: &mut [
     Ok(())
 }
 
-/// Packs the head into all of `into`.
+/// Packs the head into all of `into`, on up to `threads` threads.
 ///
 /// # Errors
 /// As [`pack_layer`].
-pub fn pack_head(dimensions: &Dimensions, head: &dyn TileSource, into: &mut [u8]) -> Result<(), PackError> {
+pub fn pack_head(
+    dimensions: &Dimensions,
+    head: &dyn TileSource,
+    into: &mut [u8],
+    threads: usize,
+) -> Result<(), PackError> {
     let tiles = tiles_of(dimensions.vocab, dimensions.hidden);
     check(head, tiles)?;
     check_destination("head weights", tiles * TILE_BYTES, into)?;
-    reorder(head, 0, group_of(dimensions.hidden), into)
+    reorder_on(threads, head, group_of(dimensions.hidden), into)
 }
 
 fn check(source: &dyn TileSource, wanted: usize) -> Result<(), PackError> {
@@ -242,8 +247,13 @@ mod tests {
         let dimensions = qwen3();
         let head = Numbered(9, 18_992);
         let mut packed = vec![0; 97_239_040];
-        pack_head(&dimensions, &head, &mut packed).unwrap();
+        pack_head(&dimensions, &head, &mut packed, 1).unwrap();
         assert_eq!((read(&packed, 1), read(&packed, 18_991)), ((9, 4), (9, 18_991)));
+        for threads in [0, 3, 5000] {
+            let mut again = vec![0; packed.len()];
+            pack_head(&dimensions, &head, &mut again, threads).unwrap();
+            assert!(again == packed, "{threads} threads");
+        }
     }
 
     #[test]

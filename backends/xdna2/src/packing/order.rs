@@ -95,6 +95,25 @@ pub(super) fn reorder(source: &dyn TileSource, first: usize, group: usize, into:
     Ok(())
 }
 
+/// The same, on up to `threads` threads.
+pub(super) fn reorder_on(
+    threads: usize,
+    source: &dyn TileSource,
+    group: usize,
+    into: &mut [u8],
+) -> Result<(), PackError> {
+    let groups = into.len() / TILE_BYTES / group.max(1);
+    let tiles = groups.div_ceil(threads.max(1)).max(1) * group.max(1);
+    std::thread::scope(|scope| {
+        let parts = into.chunks_mut(tiles * TILE_BYTES).enumerate();
+        let workers: Vec<_> =
+            parts.map(|(i, part)| scope.spawn(move || reorder(source, i * tiles, group, part))).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 //! what depends on the context length. The code computes nothing.
 
 use npuhal_amdxdna::format::elf::{ArgumentSymbol, PartialElfSpec, PatchEntry};
-use npuhal_amdxdna::format::registers::{Register, ShimBd};
+use npuhal_amdxdna::format::registers::{Direction, QueuePush, Register, ShimBd, TokenWait};
 use npuhal_amdxdna::format::reloc::{PARTIAL_ARGUMENT_BASE, assemble};
 use npuhal_amdxdna::format::txn::{Builder, DEV_GEN_AIE2P, Header, Stream, Version};
 use npuhal_models::ModelConfig;
@@ -49,6 +49,10 @@ impl Code {
         let descriptor = ShimBd { length_words: (len_bytes / 4) as u32, valid: true, ..ShimBd::default() };
         self.builder.shim_bd(column, bd, &descriptor).unwrap();
         self.builder.patch_shim_bd(column, bd, argument, at_bytes).unwrap();
+        let task = QueuePush { start_bd: bd.into(), repeat: 1, issue_token: true };
+        self.builder.push_shim_task(column, Direction::Mm2s, 0, task).unwrap();
+        let (direction, row, row_count, column_count, channel) = (Direction::Mm2s, 0, 1, 1, 0);
+        self.builder.wait(TokenWait { direction, row, column, row_count, column_count, channel });
     }
 
     fn groups(&mut self, argument: u32, placed: &Placed) {
