@@ -65,6 +65,16 @@ pub enum KernelError {
     /// The KV cache of the layer kernel.
     #[error("npu/layer_ctx1.elf: {0}")]
     Kv(#[from] KvError),
+    /// A kernel with more arguments than it is given.
+    #[error("{file} uses argument {argument}; the lane passes {arguments}, from 0")]
+    Arguments {
+        /// Kernel file.
+        file: &'static str,
+        /// Argument.
+        argument: u32,
+        /// Arguments that are passed.
+        arguments: usize,
+    },
     /// A kernel that would leave its buffers.
     #[error("{file} reaches byte {end_bytes} of argument {argument}, whose buffer has {buffer_bytes} bytes")]
     OutOfBuffer {
@@ -103,21 +113,42 @@ pub struct KernelFiles {
 }
 
 impl KernelFiles {
-    /// Reads the files of `folder`: the `npu` folder of a model, or one of captured files.
+    /// Where the files are in `folder`: the `npu` folder of a model, or one of captured files. Nothing is read.
     ///
     /// # Errors
-    /// [`LaneDecline::MissingFile`] for the first file that is missing, [`KernelError::Io`], [`KernelError::TooLarge`].
-    pub fn read(folder: &Path) -> Result<Self, KernelError> {
-        let [one, two, seventeen] = LAYER_FILES.map(|name| folder.join(name));
+    /// [`LaneDecline::MissingFile`] for the first file that is missing.
+    pub fn find(folder: &Path) -> Result<KernelPaths, LaneDecline> {
         let captured = folder.join(CAPTURED_HEAD_FILE);
         let head = folder.join(HEAD_FILE);
         let head = if !head.exists() && captured.exists() { captured } else { head };
-        Ok(Self {
-            layer: [read(one)?, read(two)?, read(seventeen)?],
-            head: read(head)?,
-            pdi: read(folder.join(PDI_FILE))?,
-        })
+        let paths = KernelPaths { layer: LAYER_FILES.map(|name| folder.join(name)), head, pdi: folder.join(PDI_FILE) };
+        let [one, two, seventeen] = &paths.layer;
+        let missing = [one, two, seventeen, &paths.head, &paths.pdi].into_iter().find(|path| !path.is_file()).cloned();
+        match missing {
+            Some(path) => Err(LaneDecline::MissingFile { path }),
+            None => Ok(paths),
+        }
     }
+
+    /// Reads the files of `folder`, found as [`KernelFiles::find`] says.
+    ///
+    /// # Errors
+    /// [`LaneDecline::MissingFile`], [`KernelError::Io`], [`KernelError::TooLarge`].
+    pub fn read(folder: &Path) -> Result<Self, KernelError> {
+        let KernelPaths { layer: [one, two, seventeen], head, pdi } = Self::find(folder)?;
+        Ok(Self { layer: [read(one)?, read(two)?, read(seventeen)?], head: read(head)?, pdi: read(pdi)? })
+    }
+}
+
+/// Paths of the kernel files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelPaths {
+    /// Instruction ELF files of the layer kernel for contexts of 1, 2 and 17.
+    pub layer: [PathBuf; 3],
+    /// Instruction ELF file of the head.
+    pub head: PathBuf,
+    /// Partition image.
+    pub pdi: PathBuf,
 }
 
 fn read(path: PathBuf) -> Result<Vec<u8>, KernelError> {
@@ -231,7 +262,7 @@ fn check_reach<const N: usize>(
 ) -> Result<[u64; N], KernelError> {
     let (ends, beyond) = reach::<N>(code);
     if let Some(argument) = beyond {
-        return Err(KernelError::OutOfBuffer { file, argument: argument.to_string(), end_bytes: 0, buffer_bytes: 0 });
+        return Err(KernelError::Arguments { file, argument, arguments: N });
     }
     for (index, (end_bytes, buffer_bytes)) in ends.into_iter().zip(*buffers).enumerate() {
         if end_bytes > buffer_bytes {

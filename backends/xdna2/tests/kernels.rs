@@ -4,13 +4,13 @@ mod common;
 
 use common::kernels::{head_stream, instruction_elf, kernel_files, layer_stream, small_config};
 use common::{read, shared_golden};
-use npuhal_amdxdna::format::elf::Program;
+use npuhal_amdxdna::format::elf::{ArgumentSymbol, PartialElfSpec, PatchEntry, Program};
 use npuhal_models::ModelConfig;
 use npuhal_xdna2::context_map::ContextMap;
 use npuhal_xdna2::dimensions::Dimensions;
 use npuhal_xdna2::instruction_elf::InstructionElf;
 use npuhal_xdna2::kernels::{HEAD_KERNEL, INIT_KERNEL, KernelFiles, Kernels};
-use npuhal_xdna2::kv::{KvGeometry, KvPart};
+use npuhal_xdna2::kv::{KvError, KvGeometry, KvPart};
 use npuhal_xdna2::layer_images::LayerImages;
 use npuhal_xdna2::packing::{BufferSizes, LayerLayout};
 
@@ -55,6 +55,41 @@ fn positions_come_from_the_distance_of_the_kv_regions() {
     assert!(found.contains("3840 bytes apart; a block of 16 rows has 4096"), "{found}");
 }
 
+/// Files for contexts of 1 and 2 with these transfers of the KV cache: start, step from one context to the next, length.
+fn kv_transfers(transfers: &[(u32, u32, u32)]) -> Result<KvGeometry, KvError> {
+    let file = |context: u32| {
+        let stream = layer_stream(&small(), 32, context);
+        let symbols = transfers.iter().map(|(_, _, size)| ArgumentSymbol { name: "7".to_owned(), size: *size });
+        let patches = transfers.iter().enumerate().map(|(symbol, (start, step, _))| PatchEntry {
+            symbol,
+            offset: 16 + 4 * symbol as u32,
+            schema: 5,
+            addend: start + (context - 1) * step,
+        });
+        let spec =
+            PartialElfSpec { code: stream, symbols: symbols.collect(), patches: patches.collect(), uid: [0; 16] };
+        InstructionElf::parse(&spec.build().unwrap().to_bytes().unwrap()).unwrap()
+    };
+    KvGeometry::of(&file(1), &file(2))
+}
+
+#[test]
+fn a_kv_cache_of_another_form_is_refused() {
+    let rows = |count: u32| (0..count).map(|i| (i * 0x4000, 0x100, 0x100));
+    let with = |last: (u32, u32, u32)| rows(4).chain([last]).collect::<Vec<_>>();
+    let reads = kv_transfers(&with((0x8000, 0, 0x1000))).unwrap();
+    assert_eq!((reads.positions(), reads.row_bytes(), reads.len_bytes()), (64, 0x100, 0x10000));
+    assert_eq!(kv_transfers(&rows(3).collect::<Vec<_>>()), Err(KvError::Regions { found: 3 }));
+    assert_eq!(kv_transfers(&with((0x10000, 0x100, 0x100))), Err(KvError::Regions { found: 5 }));
+    let step = |step_bytes| KvError::Step { at_bytes: 0x10000, len_bytes: 0x100, step_bytes };
+    assert_eq!(kv_transfers(&with((0x10000, 0x200, 0x100))), Err(step(0x200)));
+    let uneven = rows(3).chain([(0xC000, 0x80, 0x80)]).collect::<Vec<_>>();
+    assert_eq!(kv_transfers(&uneven), Err(KvError::Step { at_bytes: 0xC000, len_bytes: 0x80, step_bytes: 0x100 }));
+    let read = |at_bytes, len_bytes| Err(KvError::Read { at_bytes, len_bytes, wanted_bytes: 0x1000 });
+    assert_eq!(kv_transfers(&with((0x4100, 0, 0x1000))), read(0x4100, 0x1000));
+    assert_eq!(kv_transfers(&with((0x4000, 0, 0x800))), read(0x4000, 0x800));
+}
+
 #[test]
 fn kernels_for_another_model_are_refused_with_what_differs() {
     let files = kernel_files(&small(), 64);
@@ -79,7 +114,7 @@ fn kernels_for_another_model_are_refused_with_what_differs() {
     assert!(change(|c| c.vocab_size = 128).contains("lmhead.elf reaches byte 30720 of argument 1 (weights)"));
     // Layer kernels of one model with the head of another.
     let mixed = KernelFiles { head: files.layer[0].clone(), ..files.clone() };
-    assert!(refusal(&mixed, &small()).contains("of argument 4"), "{}", refusal(&mixed, &small()));
+    assert_eq!(refusal(&mixed, &small()), "lmhead.elf uses argument 4; the lane passes 4, from 0");
 }
 
 #[test]

@@ -49,6 +49,8 @@ impl Code {
         let descriptor = ShimBd { length_words: (len_bytes / 4) as u32, valid: true, ..ShimBd::default() };
         self.builder.shim_bd(column, bd, &descriptor).unwrap();
         self.builder.patch_shim_bd(column, bd, argument, at_bytes).unwrap();
+        let control = Register::ChannelControl(Direction::Mm2s, 0).at(column, 0).unwrap();
+        self.builder.mask_write(control, 0, 0x1F00);
         let task = QueuePush { start_bd: bd.into(), repeat: 1, issue_token: true };
         self.builder.push_shim_task(column, Direction::Mm2s, 0, task).unwrap();
         let (direction, row, row_count, column_count, channel) = (Direction::Mm2s, 0, 1, 1, 0);
