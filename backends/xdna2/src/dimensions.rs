@@ -88,6 +88,21 @@ pub enum LaneDecline {
         /// Value in the model.
         model: u64,
     },
+    /// The kernels read weights in another order.
+    #[error(
+        "the kernels are for another model: {file} moves {len_bytes} bytes of weights at {at_bytes:#x}; for this model \
+         {wanted}"
+    )]
+    KernelWeights {
+        /// Kernel file.
+        file: &'static str,
+        /// Start of the transfer.
+        at_bytes: u64,
+        /// Its length.
+        len_bytes: u64,
+        /// What the packed weights have there.
+        wanted: String,
+    },
 }
 
 /// Dimensions of a model that the lane takes.

@@ -231,7 +231,8 @@ fn keep_symbol_fields(elf: &mut Elf, input: &InstructionElf, kept: usize) -> Res
     let Some(table) = elf.sections.iter_mut().find(|section| section.kind == code::SHT_DYNSYM) else { return Ok(()) };
     let mut symbols = Symbol::parse_table(table)?;
     let (null, others) = symbols.split_at_mut(1);
-    null[0] = input.null_symbol();
+    // Its name, if it had one, would point into the input's name table.
+    null[0] = Symbol { name_at: 0, ..input.null_symbol() };
     for (symbol, of_input) in others.iter_mut().skip(1).zip(&input.symbols()[..kept]) {
         let Symbol { value, size, info, other, .. } = of_input.entry;
         *symbol = Symbol { value, size, info, other, ..*symbol };

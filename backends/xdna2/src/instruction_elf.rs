@@ -161,11 +161,11 @@ impl InstructionElf {
             return Err(InstructionElfError::Compressed);
         }
         let transaction_bytes = transaction_bytes(&text.data)?;
-        let (null_symbol, symbols, of_text) = symbols_of(&elf, text_index)?;
+        let (null_symbol, symbols) = symbols_of(&elf)?;
         let relocations = Rela::parse_table(section(&elf, ".rela.dyn")?.1)?;
         for (index, rela) in relocations.iter().enumerate() {
-            let known = rela.symbol != 0 && of_text.get(rela.symbol as usize - 1).copied().unwrap_or(false);
-            if !known {
+            let symbol = (rela.symbol as usize).checked_sub(1).and_then(|symbol| symbols.get(symbol));
+            if symbol.is_none_or(|symbol| u32::from(symbol.entry.section) != text_index) {
                 let (symbol, symbols) = (rela.symbol, symbols.len() + 1);
                 return Err(InstructionElfError::RelocationSymbol { index, symbol, symbols });
             }
@@ -269,22 +269,19 @@ fn transaction_bytes(text: &[u8]) -> Result<u32, InstructionElfError> {
     }
 }
 
-/// The null symbol, the others, and whether each of those belongs to the control code.
-#[allow(clippy::type_complexity, reason = "three parts of one table, taken apart by the only caller")]
-fn symbols_of(elf: &Elf, text_index: u32) -> Result<(Symbol, Vec<CodeSymbol>, Vec<bool>), InstructionElfError> {
+/// The null symbol, and the others.
+fn symbols_of(elf: &Elf) -> Result<(Symbol, Vec<CodeSymbol>), InstructionElfError> {
     let names = StringTable::from_bytes(section(elf, ".dynstr")?.1.data.clone());
     let mut entries = Symbol::parse_table(section(elf, ".dynsym")?.1)?.into_iter();
     let null_symbol = entries.next().unwrap_or_default();
-    let (mut symbols, mut of_text) = (Vec::new(), Vec::new());
-    for (i, entry) in entries.enumerate() {
+    let symbols = entries.enumerate().map(|(i, entry)| {
         let missing = || ElfError::BadName { what: format!("symbol {} of .dynsym", i + 1), at_bytes: entry.name_at };
         let name = names.get(entry.name_at).ok_or_else(missing)?;
         let argument = argument_of(name)
             .ok_or_else(|| InstructionElfError::SymbolName { index: i + 1, name: name.chars().take(32).collect() })?;
-        symbols.push(CodeSymbol { argument, entry });
-        of_text.push(u32::from(entry.section) == text_index);
-    }
-    Ok((null_symbol, symbols, of_text))
+        Ok(CodeSymbol { argument, entry })
+    });
+    Ok((null_symbol, symbols.collect::<Result<_, InstructionElfError>>()?))
 }
 
 /// Argument of a full ELF's kernel: an instruction ELF counts opcode, instruction buffer and its length as the first three.

@@ -6,7 +6,7 @@ use crate::full_elf::{AssembleError, COLUMNS, FullElfRequest, PdiMode, assemble}
 use crate::instruction_elf::{InstructionElf, InstructionElfError};
 use crate::kv::{KV_ARGUMENT, KvError, KvGeometry};
 use crate::layer_images::{LayerImageError, LayerImages};
-use crate::packing::{BufferSizes, NORMS_BYTES};
+use crate::packing::{BufferSizes, LayerLayout, NORMS_BYTES};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,7 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Arguments of the layer kernel.
 pub const LAYER_ARGUMENTS: [&str; 5] = ["act", "weights", "layer norms", "head norms", "KV cache"];
+const WEIGHTS_ARGUMENT: u32 = 1;
 /// Arguments of the head's kernel.
 pub const HEAD_ARGUMENTS: [&str; 4] = ["logits", "weights", "act", "final norm"];
 
@@ -293,7 +294,38 @@ fn check_layer(layer: &InstructionElf, kv: &KvGeometry, dimensions: &Dimensions)
             ("a layer's norms in bytes", ends[2], 2 * hidden),
             ("rotation and head norms in bytes", ends[3], NORMS_BYTES as u64),
         ],
-    )
+    )?;
+    check_weights(layer, &LayerLayout::new(dimensions))
+}
+
+/// The layer kernel reads all packed weights once, in whole groups of one projection: models of the same size may still differ
+/// in what lies where.
+fn check_weights(layer: &InstructionElf, layout: &LayerLayout) -> Result<(), KernelError> {
+    let weights = layer.patches().filter(|(_, symbol)| symbol.argument == WEIGHTS_ARGUMENT);
+    let mut transfers: Vec<_> =
+        weights.map(|(rela, symbol)| (u64::from(rela.addend), u64::from(symbol.entry.size))).collect();
+    transfers.sort_unstable();
+    let mut next = 0;
+    for (at_bytes, len_bytes) in transfers {
+        let differs = |wanted| LaneDecline::KernelWeights { file: LAYER_FILES[0], at_bytes, len_bytes, wanted };
+        if at_bytes != next {
+            return Err(differs(format!("the next byte to be read is {next:#x}")).into());
+        }
+        let placed = layout.placed().into_iter().find(|(_, placed)| placed.bytes().contains(&at_bytes));
+        let (name, placed) = placed.ok_or_else(|| differs("nothing lies there".to_owned()))?;
+        let (bytes, group) = (placed.bytes(), placed.group_bytes());
+        next = at_bytes + len_bytes;
+        if len_bytes == 0
+            || next > bytes.end
+            || !(at_bytes - bytes.start).is_multiple_of(group)
+            || !len_bytes.is_multiple_of(group)
+        {
+            let (start, end) = (bytes.start, bytes.end);
+            let wanted = format!("the {name} projection lies at {start:#x} to {end:#x}, in groups of {group} bytes");
+            return Err(differs(wanted).into());
+        }
+    }
+    Ok(())
 }
 
 /// The head's kernel moves exactly what a model of these dimensions has. That its weights are covered by the lengths of its

@@ -110,6 +110,15 @@ fn kernels_for_another_model_are_refused_with_what_differs() {
     ] {
         assert!(found.contains(wanted), "{found}");
     }
+    // As many tiles in all, and still another model.
+    let with =
+        |heads, intermediate_size| Dimensions::of(&ModelConfig { heads, intermediate_size, ..small_config() }).unwrap();
+    let (narrow, wide) = (with(4, 1024), with(10, 512));
+    assert_eq!(LayerLayout::new(&narrow).tiles(), LayerLayout::new(&wide).tiles());
+    let found = refusal(&kernel_files(&wide, 64), &narrow);
+    let wanted = "layer_ctx1.elf moves 10240 bytes of weights at 0x28000; for this model the output projection lies at 0x28000 \
+                  to 0x3c000, in groups of 20480 bytes";
+    assert!(found.ends_with(wanted), "{found}");
     // A smaller model's buffers are never overrun.
     assert!(change(|c| c.vocab_size = 128).contains("lmhead.elf reaches byte 30720 of argument 1 (weights)"));
     // Layer kernels of one model with the head of another.

@@ -30,6 +30,20 @@ pub struct Placed {
     pub group: usize,
 }
 
+impl Placed {
+    /// Its bytes in the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> Range<u64> {
+        (self.tiles.start * TILE_BYTES) as u64..(self.tiles.end * TILE_BYTES) as u64
+    }
+
+    /// Bytes of a group.
+    #[must_use]
+    pub fn group_bytes(&self) -> u64 {
+        (self.group * TILE_BYTES) as u64
+    }
+}
+
 /// Packed weights of a layer: query, key, value, output, up and gate in turns, down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerLayout {
@@ -70,6 +84,19 @@ impl LayerLayout {
             chunk: tiles_of(CHUNK_ROWS, hidden),
             down: place(hidden, wide),
         }
+    }
+
+    /// The projections in the order of the buffer; up and gate as one.
+    #[must_use]
+    pub fn placed(&self) -> [(&'static str, &Placed); 6] {
+        [
+            ("query", &self.q),
+            ("key", &self.k),
+            ("value", &self.v),
+            ("output", &self.o),
+            ("up and gate", &self.up_gate),
+            ("down", &self.down),
+        ]
     }
 
     /// Tiles of a layer.
