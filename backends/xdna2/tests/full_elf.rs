@@ -229,7 +229,7 @@ fn use_everywhere(file: &[u8]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 300 } else { 2000 }))]
     #[test]
     fn hostile_files_are_refused_or_assembled(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
