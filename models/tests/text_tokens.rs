@@ -55,6 +55,15 @@ fn stream(ids: &[u32], controls: ControlTokens) -> String {
 }
 
 #[test]
+fn unused_ids_at_the_end_are_padding() {
+    assert_eq!((TINY.vocab_size(), TINY.usable_ids()), (UNUSED as usize + 1, UNUSED as usize));
+    let mut full = tiny();
+    full.kinds[UNUSED as usize] = TokenKind::Normal;
+    full.kinds[5] = TokenKind::Unused;
+    assert_eq!(Tokenizer::from_vocabulary(&full).unwrap().usable_ids(), full.tokens.len());
+}
+
+#[test]
 fn stream_detokenizer_releases_what_is_stored() {
     let golden: Value = serde_json::from_str(include_str!("data/text/stream_detokenizer.json")).unwrap();
     let ids: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();
