@@ -102,7 +102,9 @@ pub enum TextError {
     #[error("the messages use every private-use character of Unicode; remove some")]
     NoSeal,
     /// The template needed more steps, or made more text, than any real one does.
-    #[error("chat template stopped: it exceeds {limit} {what}; it loops or grows without end")]
+    #[error(
+        "chat template stopped: it exceeds {limit} {what}; the conversation is too long for it, or it loops without end"
+    )]
     TemplateLimit {
         /// What is limited.
         what: &'static str,
