@@ -11,6 +11,7 @@ use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use error::CliError;
 use npuhal_core::stage::Control;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use terminal::{Voice, complain};
@@ -39,6 +40,14 @@ impl Host {
         Self { voice: self.voice, global: self.global.clone(), control, interrupted: Arc::clone(&self.interrupted) }
     }
 
+    /// From now on Ctrl-C stops the work at hand instead of the program. To be called once, and where there is a line editor
+    /// after it was made: that takes the signal for itself.
+    pub(crate) fn heed_interrupts(&self) {
+        if let Err(error) = ctrlc::set_handler(self.on_interrupt()) {
+            tracing::warn!(%error, "Ctrl-C ends the program without tidying up");
+        }
+    }
+
     /// The first Ctrl-C cancels the work at hand; the second ends the program at once.
     fn on_interrupt(&self) -> impl Fn() + Send + 'static {
         let interrupted = Arc::clone(&self.interrupted);
@@ -63,10 +72,6 @@ fn main() -> ExitCode {
     };
     start_log(&cli.global);
     let host = Host::new(cli.global);
-    let handler = ctrlc::set_handler(host.on_interrupt());
-    if let Err(error) = handler {
-        tracing::warn!(%error, "Ctrl-C ends the program without tidying up");
-    }
     match dispatch(&host, cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of stdout has seen enough.
@@ -79,6 +84,10 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
+    // These two wait for people first, and do it themselves.
+    if !matches!(command, Command::Run(_) | Command::Chat(_)) {
+        host.heed_interrupts();
+    }
     match command {
         Command::Run(args) => command::run::run(host, args),
         Command::Chat(args) => command::chat::chat(host, &args.model, &args.generation),
@@ -108,6 +117,7 @@ fn start_log(global: &args::GlobalArgs) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();
