@@ -23,21 +23,27 @@ pub(crate) struct Host {
     pub(crate) voice: Voice,
     /// Cancelled by the first Ctrl-C.
     pub(crate) control: Control,
-    interrupted: Arc<Mutex<Control>>,
+    /// What an interrupt cancels; nothing while only a person is waited for.
+    at_hand: Arc<Mutex<Option<Control>>>,
 }
 
 impl Host {
     fn new(global: args::GlobalArgs) -> Self {
         let control = Control::new();
-        let interrupted = Arc::new(Mutex::new(control.clone()));
-        Self { voice: Voice::new(global.quiet), global, control, interrupted }
+        let at_hand = Arc::new(Mutex::new(Some(control.clone())));
+        Self { voice: Voice::new(global.quiet), global, control, at_hand }
     }
 
     /// The same host for the next piece of work: an earlier Ctrl-C is forgotten.
     pub(crate) fn with_fresh_control(&self) -> Self {
         let control = Control::new();
-        *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) = control.clone();
-        Self { voice: self.voice, global: self.global.clone(), control, interrupted: Arc::clone(&self.interrupted) }
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(control.clone());
+        Self { voice: self.voice, global: self.global.clone(), control, at_hand: Arc::clone(&self.at_hand) }
+    }
+
+    /// Nothing is at hand: an interrupt ends the program.
+    pub(crate) fn rest(&self) {
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// From now on Ctrl-C stops the work at hand instead of the program. To be called once, and where there is a line editor
@@ -48,15 +54,12 @@ impl Host {
         }
     }
 
-    /// The first Ctrl-C cancels the work at hand; the second ends the program at once.
+    /// The first signal cancels the work at hand; the second, or one while nothing is at hand, ends the program at once.
     fn on_interrupt(&self) -> impl Fn() + Send + 'static {
-        let interrupted = Arc::clone(&self.interrupted);
-        move || {
-            let control = interrupted.lock().unwrap_or_else(PoisonError::into_inner);
-            if control.check().is_err() {
-                std::process::exit(1);
-            }
-            control.cancel();
+        let at_hand = Arc::clone(&self.at_hand);
+        move || match &*at_hand.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(control) if control.check().is_ok() => control.cancel(),
+            _ => std::process::exit(1),
         }
     }
 }

@@ -200,6 +200,19 @@ fn ctrl_c_in_a_terminal_stops_the_answer_and_the_chat_goes_on() {
     assert_eq!(chat.child.wait().expect("the chat ends").code(), Some(0));
 }
 
+#[test]
+fn a_signal_ends_a_chat_that_waits_for_a_message() {
+    if !has_model() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let store = npuhal_tests::models::path("smollm2-135m").unwrap();
+    let mut chat = Chat::start(npuhal().env("HOME", home.path()).env("NPUHAL_MODELS", store.parent().unwrap()));
+    chat.wait_for("> ");
+    chat.interrupt();
+    assert_eq!(chat.child.wait().expect("the chat ends").code(), Some(1));
+}
+
 /// A chat at a pseudo-terminal.
 struct Chat {
     child: Child,

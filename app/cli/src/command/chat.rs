@@ -39,7 +39,9 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
         let _ = editor.load_history(path);
     }
     host.voice.note("Type a message, or /help.");
-    while let Some(line) = read(&mut editor)? {
+    loop {
+        host.rest();
+        let Some(line) = read(&mut editor)? else { break };
         match line.trim() {
             "" => {}
             "/exit" | "/quit" => break,
