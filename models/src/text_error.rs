@@ -56,7 +56,7 @@ pub enum TextError {
     /// The model has no chat template and none of the built-in ones fits.
     #[error(
         "the model has no chat template and its vocabulary fits none of the built-in ones ({builtin}): it is not a chat \
-         model; give the text as a raw completion instead of messages"
+         model; give the text as a raw completion instead of messages (npuhal run --raw)"
     )]
     NotAChatModel {
         /// Names of the built-in templates.

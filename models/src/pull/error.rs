@@ -54,7 +54,9 @@ pub enum PullError {
         free_bytes: u64,
     },
     /// The models folder cannot be used.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error(
+        "{}: cannot {action}: {source}; mend that, or choose another folder with --models-dir or NPUHAL_MODELS", path.display()
+    )]
     Io {
         /// File or folder.
         path: PathBuf,
