@@ -30,6 +30,12 @@ pub trait TokenText: Send + Sync {
 
     /// A detokenizer at the start of a text.
     fn stream(&self) -> Box<dyn TextStream + '_>;
+
+    /// Ids from this one on are only padding: a model may have rows of logits for them, but they stand for nothing and are
+    /// never chosen.
+    fn usable_ids(&self) -> usize {
+        usize::MAX
+    }
 }
 
 /// Turns a stream of ids into text, cut at character borders.
@@ -56,6 +62,10 @@ impl TokenText for Tokenizer {
 
     fn stream(&self) -> Box<dyn TextStream + '_> {
         Box::new(StreamDetokenizer::new(self, ControlTokens::Hide))
+    }
+
+    fn usable_ids(&self) -> usize {
+        self.usable_ids()
     }
 }
 
@@ -369,6 +379,7 @@ impl<'t> Sequence<'t> {
                 reason: format!("wanted {} logits, found {}", self.limits.vocab_size, logits.len()),
             });
         }
+        let logits = &logits[..logits.len().min(self.tokenizer.usable_ids())];
         let token = self.sampler.select(logits)?;
         if let Some(top) = self.entries.top
             && (self.ignore_eos || !self.tokenizer.is_eos(token))

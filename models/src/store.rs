@@ -10,7 +10,7 @@ use npuhal_core::error::RunError;
 use npuhal_core::stage::Control;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
@@ -326,15 +326,22 @@ impl Store {
     }
 
     /// Where `spec` leads: a catalogue name or alias, the path of a file, or the name of a GGUF file in the folder (with or
-    /// without its extension), in this order. `./name` is always a path.
+    /// without its extension), in this order. `./name` is always a path, as is a name that is no UTF-8.
     ///
     /// # Errors
     /// [`StoreError::UnknownModel`], [`StoreError::NoSuchFile`], [`StoreError::NotAFile`].
-    pub fn resolve<'c>(&self, catalogue: &'c Catalogue, spec: &str) -> Result<Located<'c>, StoreError> {
+    pub fn resolve<'c>(&self, catalogue: &'c Catalogue, spec: impl AsRef<OsStr>) -> Result<Located<'c>, StoreError> {
+        let path = Path::new(spec.as_ref());
+        let Some(spec) = path.to_str() else {
+            return match fs::metadata(path) {
+                Ok(metadata) if metadata.is_file() => Ok(Located::File(path.to_owned())),
+                Ok(_) => Err(StoreError::NotAFile { path: path.to_owned(), found: "something else" }),
+                Err(_) => Err(StoreError::NoSuchFile { path: path.to_owned(), known: self.known(catalogue) }),
+            };
+        };
         if let Some(entry) = catalogue.find(spec) {
             return Ok(Located::Catalogued(entry));
         }
-        let path = Path::new(spec);
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_file() => return Ok(Located::File(path.to_owned())),
             Ok(metadata) if spec.contains('/') => {

@@ -130,7 +130,8 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// The template of a model, or a built-in one that fits its vocabulary.
     ///
-    /// `eos_token` of the template is that one of the vocabulary's eos tokens which the template names, else the first.
+    /// `eos_token` of the template is the vocabulary's; where that has none, the one of its eos tokens which the template names,
+    /// else the first.
     ///
     /// # Errors
     /// [`TextError::NotAChatModel`], or a template that is not valid.
@@ -144,7 +145,8 @@ impl ChatTemplate {
         };
         let token = |id: &TokenId| vocabulary.tokens.get(*id as usize).map_or("", String::as_str);
         let named = vocabulary.eos.iter().map(token).find(|eos| !eos.is_empty() && text.contains(eos));
-        let eos_token = named.or_else(|| vocabulary.eos.first().map(token)).unwrap_or_default();
+        let stated = vocabulary.eos_token.as_ref().map(token);
+        let eos_token = stated.or(named).or_else(|| vocabulary.eos.first().map(token)).unwrap_or_default();
         let bos_token = vocabulary.bos.as_ref().map(token).unwrap_or_default();
         Self::new(text, source, bos_token, eos_token)
     }

@@ -56,7 +56,7 @@ pub enum TextError {
     /// The model has no chat template and none of the built-in ones fits.
     #[error(
         "the model has no chat template and its vocabulary fits none of the built-in ones ({builtin}): it is not a chat \
-         model; give the text as a raw completion instead of messages"
+         model; give the text as a raw completion instead of messages (npuhal run --raw)"
     )]
     NotAChatModel {
         /// Names of the built-in templates.
@@ -102,7 +102,9 @@ pub enum TextError {
     #[error("the messages use every private-use character of Unicode; remove some")]
     NoSeal,
     /// The template needed more steps, or made more text, than any real one does.
-    #[error("chat template stopped: it exceeds {limit} {what}; it loops or grows without end")]
+    #[error(
+        "chat template stopped: it exceeds {limit} {what}; the conversation is too long for it, or it loops without end"
+    )]
     TemplateLimit {
         /// What is limited.
         what: &'static str,

@@ -59,6 +59,7 @@ struct Shared {
     eos: Vec<TokenId>,
     add_bos: bool,
     note: Option<String>,
+    usable_ids: usize,
 }
 
 impl Tokenizer {
@@ -90,6 +91,7 @@ impl Tokenizer {
             eos: vocabulary.eos.clone(),
             add_bos: vocabulary.add_bos,
             note: pre_tokenizer_note(&vocabulary.pre_tokenizer),
+            usable_ids: kinds.iter().rposition(|kind| *kind != TokenKind::Unused).map_or(kinds.len(), |last| last + 1),
             alphabet,
             kinds,
         };
@@ -183,6 +185,12 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.shared.kinds.len()
+    }
+
+    /// Number of ids up to the last that stands for anything. Those behind it, unused or without a token, are padding.
+    #[must_use]
+    pub fn usable_ids(&self) -> usize {
+        self.shared.usable_ids
     }
 
     /// Ids that end a generation, ascending.

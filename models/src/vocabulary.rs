@@ -38,6 +38,8 @@ pub struct Vocabulary {
     pub bos: Option<TokenId>,
     /// Ids that end a generation: eos, eot, eom and their like, united from every place the file states them; ascending.
     pub eos: Vec<TokenId>,
+    /// The one of them that the file calls its eos token, which templates know as `eos_token`.
+    pub eos_token: Option<TokenId>,
     /// Id for unknown text.
     pub unknown: Option<TokenId>,
     /// Padding id.

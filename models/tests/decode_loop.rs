@@ -129,6 +129,23 @@ fn logits_that_are_not_finite_end_the_generation_and_are_not_cached() {
     assert_eq!(steps.cache().tokens(), [1, 2, 3, 4, 5]);
 }
 
+/// Embeddings are padded to round sizes, so models have rows of logits for ids that stand for nothing.
+#[test]
+fn padding_ids_are_never_chosen_nor_listed() {
+    let padded = Rule::Fixed((0..VOCAB).map(|id| id as f32).collect());
+    let tokenizer = FakeTokenizer { usable: Some(4), ..FakeTokenizer::default() };
+    let hot = SamplingParams { temperature: 2.0, seed: Some(3), ..SamplingParams::default() };
+    for sampling in [SamplingParams::default(), hot] {
+        let mut steps = StepperLoop::new(Box::new(FakeStepper { rule: padded.clone(), ..FakeStepper::default() }));
+        let request = GenerationRequest { sampling, logprobs: Some(4), ..GenerationRequest::greedy(vec![1], 12) };
+        let (generation, pieces) = collect(&mut steps, &request, &tokenizer).unwrap();
+        assert_eq!(generation.tokens.len(), 12);
+        assert!(generation.tokens.iter().all(|&id| id < 4), "{:?}", generation.tokens);
+        let listed = pieces.iter().flat_map(|piece| &piece.logprobs).flat_map(|entry| &entry.top);
+        assert!(listed.map(|alternative| alternative.id).all(|id| id < 4));
+    }
+}
+
 #[test]
 fn a_failing_begin_is_not_ended() {
     let stepper = FakeStepper::default();
@@ -460,13 +477,14 @@ fn fresh(request: &GenerationRequest) -> (Vec<TokenId>, String) {
 struct FakeTokenizer {
     bytes: BTreeMap<TokenId, Vec<u8>>,
     control: Vec<TokenId>,
+    usable: Option<usize>,
 }
 
 impl FakeTokenizer {
     fn from_case(case: &Value) -> Self {
         let bytes = case["bytes"].as_object().into_iter().flatten();
         let list = |value: &Value| value.as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
-        Self { bytes: bytes.map(|(id, value)| (id.parse().unwrap(), list(value))).collect(), control: Vec::new() }
+        Self { bytes: bytes.map(|(id, value)| (id.parse().unwrap(), list(value))).collect(), ..Self::default() }
     }
 }
 
@@ -488,6 +506,10 @@ impl TokenText for FakeTokenizer {
 
     fn stream(&self) -> Box<dyn TextStream + '_> {
         Box::new(FakeStream { tokenizer: self, held: Vec::new() })
+    }
+
+    fn usable_ids(&self) -> usize {
+        self.usable.unwrap_or(usize::MAX)
     }
 }
 

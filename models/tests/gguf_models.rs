@@ -287,6 +287,10 @@ fn end_ids_are_united_from_every_place() {
     assert_eq!(ends(plain().set("tokenizer.ggml.eos_token_id", Meta::ints(&[6, 3, 6]))), [3, 6]);
     assert_eq!(ends(plain().set("tokenizer.ggml.eos_token_ids", Meta::ints(&[6, 3]))), [2, 3, 6]);
     assert_eq!(ends(plain().set("tokenizer.ggml.eos_token_id", Meta::U32(u32::MAX))), [0_u32; 0]);
+    let named = |writer: GgufWriter| writer.open().unwrap().vocabulary().eos_token;
+    assert_eq!(named(tiny_model("llama")), Some(2));
+    assert_eq!(named(plain().set("tokenizer.ggml.eos_token_id", Meta::ints(&[6, 3, 6]))), Some(6));
+    assert_eq!(named(plain().set("tokenizer.ggml.eos_token_id", Meta::U32(u32::MAX))), None);
 }
 
 #[test]

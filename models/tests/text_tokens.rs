@@ -55,6 +55,29 @@ fn stream(ids: &[u32], controls: ControlTokens) -> String {
 }
 
 #[test]
+fn eos_token_of_a_template_is_the_one_the_file_states() {
+    let render = |eos_token, template: &str| {
+        let mut vocabulary = tiny();
+        vocabulary.eos = vec![IM_END, END_OF_TEXT];
+        vocabulary.eos_token = eos_token;
+        vocabulary.chat_template = Some(template.to_owned());
+        ChatTemplate::from_vocabulary(&vocabulary).unwrap().render(&ChatInput::new(Vec::new())).unwrap()
+    };
+    assert_eq!(render(Some(END_OF_TEXT), "{{ eos_token }} not <|im_end|>"), "</s> not <|im_end|>");
+    assert_eq!(render(None, "{{ eos_token }}{# </s> #}"), "</s>", "the one it names");
+    assert_eq!(render(None, "{{ eos_token }}"), "<|im_end|>", "the first");
+}
+
+#[test]
+fn unused_ids_at_the_end_are_padding() {
+    assert_eq!((TINY.vocab_size(), TINY.usable_ids()), (UNUSED as usize + 1, UNUSED as usize));
+    let mut full = tiny();
+    full.kinds[UNUSED as usize] = TokenKind::Normal;
+    full.kinds[5] = TokenKind::Unused;
+    assert_eq!(Tokenizer::from_vocabulary(&full).unwrap().usable_ids(), full.tokens.len());
+}
+
+#[test]
 fn stream_detokenizer_releases_what_is_stored() {
     let golden: Value = serde_json::from_str(include_str!("data/text/stream_detokenizer.json")).unwrap();
     let ids: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();

@@ -223,13 +223,13 @@ pub enum SelectionProblem {
         route: String,
     },
     /// No route runs the model.
-    #[error("no route runs models of type '{model_type}' here{}; known types: {known}", after_colon(reasons))]
+    #[error("no route runs this model of type '{model_type}' here{}{}", after_colon(reasons), known_types(known))]
     NoRoute {
         /// The model's type.
         model_type: String,
         /// What the routes said, each with its name.
         reasons: Vec<String>,
-        /// Model types that routes name, separated by commas.
+        /// Model types that routes name, separated by commas; may be empty.
         known: String,
     },
 }
@@ -516,11 +516,7 @@ fn no_winner(registry: &Registry, decision: &Decision, pinned: Option<String>) -
     let (model_type, reasons) = (decision.model_type.clone(), reasons(decision));
     match pinned {
         Some(device) => SelectionProblem::DeviceCannotServe { device, model_type, reasons },
-        None => {
-            let known = registry.model_types();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            SelectionProblem::NoRoute { model_type, reasons, known }
-        }
+        None => SelectionProblem::NoRoute { model_type, reasons, known: registry.model_types().join(", ") },
     }
 }
 
@@ -657,6 +653,10 @@ fn is_npu_hardware(card: &DeviceCard) -> bool {
 
 fn in_brackets(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
+}
+
+fn known_types(known: &str) -> String {
+    if known.is_empty() { String::new() } else { format!("; types that routes name: {known}") }
 }
 
 fn after_colon(reasons: &[String]) -> String {

@@ -445,7 +445,10 @@ fn a_later_origin_shadows_a_name_and_one_level_holds_it_once() {
 #[test]
 fn unknown_models_name_the_types_there_are() {
     let error = ask(&machine(&[], &[]), "mamba", "auto", None, 0).unwrap_err();
-    assert_eq!(error.to_string(), "no route runs models of type 'mamba' here; known types: llama, qwen3");
+    assert_eq!(
+        error.to_string(),
+        "no route runs this model of type 'mamba' here; types that routes name: llama, qwen3"
+    );
     let error = ask(&machine(&["npu1"], &[]), "qwen3", "npu1", None, 0).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Small language models on AMD Ryzen AI NPUs, and on the CPU where there is none.
@@ -18,8 +19,8 @@ pub(crate) struct Cli {
 /// Flags of every command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GlobalArgs {
-    /// Folder that holds the models [default: the user's data folder]
-    #[arg(long, global = true, env = "NPUHAL_MODELS", value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Global options")]
+    /// Folder that holds the models [default: NPUHAL_MODELS, or else the user's data folder]
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Global options")]
     pub(crate) models_dir: Option<PathBuf>,
 
     /// Use no network: a model that is not here is an error
@@ -67,7 +68,7 @@ pub(crate) enum Command {
 pub(crate) struct ModelArgs {
     /// Model: a name of the catalogue or the path of a GGUF file
     #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
-    pub(crate) model: String,
+    pub(crate) model: OsString,
 
     /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
@@ -194,7 +195,7 @@ pub(crate) struct RmArgs {
 pub(crate) struct InspectArgs {
     /// A GGUF file, or a name of the catalogue
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
-    pub(crate) model: String,
+    pub(crate) model: OsString,
 
     /// Also list every tensor and every metadata key
     #[arg(long)]

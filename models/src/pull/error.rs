@@ -20,7 +20,7 @@ pub enum PullError {
         command: String,
     },
     /// The caller stopped the download; what has arrived is kept.
-    #[error("stopped after {done_bytes} of {size_bytes} bytes; {} is continued by the next pull", part.display())]
+    #[error("stopped after {done_bytes} of {size_bytes} bytes{}", continuation(part, *done_bytes))]
     Cancelled {
         /// The unfinished file.
         part: PathBuf,
@@ -30,7 +30,7 @@ pub enum PullError {
         size_bytes: u64,
     },
     /// The caller's deadline passed; what has arrived is kept.
-    #[error("out of time after {done_bytes} of {size_bytes} bytes; {} is continued by the next pull", part.display())]
+    #[error("out of time after {done_bytes} of {size_bytes} bytes{}", continuation(part, *done_bytes))]
     DeadlinePassed {
         /// The unfinished file.
         part: PathBuf,
@@ -54,7 +54,9 @@ pub enum PullError {
         free_bytes: u64,
     },
     /// The models folder cannot be used.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error(
+        "{}: cannot {action}: {source}; mend that, or choose another folder with --models-dir or NPUHAL_MODELS", path.display()
+    )]
     Io {
         /// File or folder.
         path: PathBuf,
@@ -81,6 +83,11 @@ impl PullError {
         let path = path.to_owned();
         move |source| Self::Io { path, action, source }
     }
+}
+
+/// What the next pull continues; nothing where nothing has arrived, because then no file is left.
+fn continuation(part: &Path, done_bytes: u64) -> String {
+    if done_bytes == 0 { String::new() } else { format!("; {} is continued by the next pull", part.display()) }
 }
 
 /// A source that failed.

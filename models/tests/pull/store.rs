@@ -4,7 +4,9 @@ use crate::fixture::{Fixture, content, sha256};
 use npuhal_core::stage::Control;
 use npuhal_models::Catalogue;
 use npuhal_models::store::{Located, Presence, Store, StoreError, StoredKind};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
@@ -166,6 +168,10 @@ fn names_lead_to_the_catalogue_and_paths_to_files() {
     assert!(matches!(resolve(folder.path().to_str().unwrap()), Err(StoreError::NotAFile { found: "a folder", .. })));
     assert!(matches!(resolve("./absent"), Err(StoreError::NoSuchFile { .. })));
     assert!(matches!(resolve("absent.gguf"), Err(StoreError::NoSuchFile { .. })));
+    let odd = folder.path().join(OsStr::from_bytes(b"odd\xff.gguf"));
+    assert!(matches!(store.resolve(&catalogue, &odd), Err(StoreError::NoSuchFile { .. })));
+    fs::write(&odd, "GGUF").unwrap();
+    assert_eq!(store.resolve(&catalogue, &odd).unwrap(), Located::File(odd));
     let error = resolve("smal").unwrap_err().to_string();
     for expected in ["no model `smal`", "did you mean `small`?", "known: small, mine.gguf"] {
         assert!(error.contains(expected), "{expected}: {error}");

@@ -21,9 +21,7 @@ pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
         return first_token(host, args, started);
     }
     let mut args = args.clone();
-    let deepest = args.depths.iter().max().map_or(0, |depth| depth + args.tg);
-    let needed = args.pp.iter().copied().max().unwrap_or(0).max(deepest).max(WARM_UP_TOKENS);
-    args.model.context = Some(args.model.context.unwrap_or(0).max(needed));
+    args.model.context = Some(args.model.context.unwrap_or(0).max(needed_positions(&args)?));
     let plan = plan(host, &args.model)?;
     let mut stepper = stepper(&plan)?;
     let mut bed = Bed::new(stepper.as_mut(), &host.control);
@@ -57,6 +55,15 @@ pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Positions of the largest test.
+fn needed_positions(args: &BenchArgs) -> Result<u32, CliError> {
+    let deepest = args.depths.iter().copied().max().unwrap_or(0);
+    let deepest = deepest.checked_add(args.tg).ok_or_else(|| {
+        CliError::Usage(format!("--depths {deepest} and --tg {} are more positions than can be counted", args.tg))
+    })?;
+    Ok(args.pp.iter().copied().fold(deepest.max(WARM_UP_TOKENS), u32::max))
+}
+
 /// Time from the start of the command to the first token.
 fn first_token(host: &Host, args: &BenchArgs, started: Instant) -> Result<(), CliError> {
     let plan = plan(host, &args.model)?;
@@ -67,7 +74,13 @@ fn first_token(host: &Host, args: &BenchArgs, started: Instant) -> Result<(), Cl
             let input = ChatInput::new(vec![ChatMessage::new("user", text)]);
             (encode_chat(&tokenizer, &template, &input)?, "ttft-text")
         }
-        None => (ids(args.ttft.unwrap_or(1), plan.model.config().vocab_size), "ttft"),
+        None => {
+            let (tokens, window) = (args.ttft.unwrap_or(1), plan.choice.service.window);
+            if tokens > window {
+                return Err(CliError::Usage(format!("--ttft {tokens}: the context has {window} positions")));
+            }
+            (ids(tokens, plan.model.config().vocab_size), "ttft")
+        }
     };
     let mut stepper = stepper(&plan)?;
     let mut bed = Bed::new(stepper.as_mut(), &host.control);
@@ -197,6 +210,8 @@ fn round(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
 
     #[test]
     fn ids_follow_the_stated_generator() {
@@ -205,6 +220,20 @@ mod tests {
         let first = (first & u128::from(u64::MAX)) as u64;
         assert_eq!(ids(1, 49152), [((first >> 33) % 49152) as u32]);
         assert!(ids(1000, 151_936).iter().all(|&id| id < 151_936));
+    }
+
+    #[test]
+    fn depths_near_the_end_of_numbers_are_a_usage_error_and_wrap_nothing() {
+        let parse = |depths: &str| {
+            let cli = Cli::try_parse_from(["npuhal", "bench", "--pp", "4", "--tg", "2", "--depths", depths]).unwrap();
+            match cli.command {
+                Command::Bench(args) => needed_positions(&args),
+                _ => unreachable!("bench was asked for"),
+            }
+        };
+        assert_eq!(parse("0,510").unwrap(), 512);
+        assert_eq!(parse("0").unwrap(), WARM_UP_TOKENS);
+        assert_eq!(parse("4294967295").unwrap_err().exit_code(), 2);
     }
 
     #[test]

@@ -22,6 +22,9 @@ const HELP: &str = "\
 Ctrl-C stops an answer; a line that ends in \\ goes on.";
 
 pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Result<(), CliError> {
+    args.check()?;
+    let mut editor = DefaultEditor::new().map_err(|error| CliError::Terminal(error.to_string()))?;
+    host.heed_interrupts();
     let plan = plan(host, model)?;
     let tokenizer = plan.tokenizer(host)?;
     let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
@@ -30,14 +33,15 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
         args.system.as_deref().map(|system| ChatMessage::new("system", system)).into_iter().collect();
     let mut messages = opening.clone();
     let mut last: Option<GenerationStats> = None;
-    let mut editor = DefaultEditor::new().map_err(|error| CliError::Terminal(error.to_string()))?;
     let history = history_path();
     if let Some(path) = &history {
         // The first time there is none.
         let _ = editor.load_history(path);
     }
     host.voice.note("Type a message, or /help.");
-    while let Some(line) = read(&mut editor)? {
+    loop {
+        host.rest();
+        let Some(line) = read(&mut editor)? else { break };
         match line.trim() {
             "" => {}
             "/exit" | "/quit" => break,
@@ -50,15 +54,20 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
                 Some(stats) => complain(stats_line(stats)),
                 None => complain("No generation statistics yet."),
             },
-            "/models" => list::print(host, false)?,
+            "/models" => match list::text(host, false) {
+                Ok(text) => complain(text.trim_end()),
+                Err(error) => complain(format_args!("npuhal: {error}")),
+            },
             command if command.starts_with('/') && !command.contains(char::is_whitespace) => {
                 complain(format_args!("{command}: no such command; /help lists them"));
             }
             text => {
                 messages.push(ChatMessage::new("user", text));
-                let ids = encode_chat(&tokenizer, &template, &ChatInput::new(messages.clone()))?;
                 let host = host.with_fresh_control();
-                match answer(&host, args, &mut generator, &tokenizer, ids) {
+                let answered = encode_chat(&tokenizer, &template, &ChatInput::new(messages.clone()))
+                    .map_err(CliError::from)
+                    .and_then(|ids| answer(&host, args, &mut generator, &tokenizer, ids));
+                match answered {
                     Ok(generation) => {
                         say("\n")?;
                         if args.stats {

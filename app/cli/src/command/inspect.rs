@@ -20,27 +20,21 @@ const KV_ELEMENT_BYTES: usize = 2;
 pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     let path = locate(host, &args.model)?;
     let file = GgufFile::open(&path)?;
-    let report = match file.model() {
-        Ok(model) => model_report(&file, &model),
-        Err(error) => {
-            // The header is sound, so what is in it helps to see why the model cannot be run.
-            say(&render(&file_report(&file), args.json))?;
-            if args.all {
-                say(&render(&contents(&file), args.json))?;
-            }
-            return Err(error.into());
-        }
+    // Where the header is sound, what is in it helps to see why the model cannot be run.
+    let (mut report, problem) = match file.model() {
+        Ok(model) => (model_report(&file, &model), None),
+        Err(error) => (file_report(&file), Some(error)),
     };
-    say(&render(&report, args.json))?;
     if args.all {
-        say(&render(&contents(&file), args.json))?;
+        extend(&mut report, contents(&file));
     }
-    Ok(())
+    say(&render(&report, args.json))?;
+    problem.map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn file_report(file: &GgufFile) -> Value {
     json!({
-        "file": file.path(),
+        "file": file.path().to_string_lossy(),
         "size": bytes_text(file.len_bytes()),
         "format": format!("GGUF version {}", file.version()),
         "tensors": file.tensors().len(),
@@ -61,10 +55,15 @@ fn model_report(file: &GgufFile, model: &ModelSource) -> Value {
         ("tokenizer", tokenizer(model.vocabulary())),
         ("template", template(model.vocabulary())),
     ];
-    if let Some(object) = report.as_object_mut() {
-        object.extend(parts.map(|(name, part)| (name.to_owned(), part)));
-    }
+    extend(&mut report, parts.map(|(name, part)| (name.to_owned(), part)));
     report
+}
+
+/// Puts further entries behind those of an object.
+fn extend(report: &mut Value, parts: impl IntoIterator<Item = (String, Value)>) {
+    if let Some(object) = report.as_object_mut() {
+        object.extend(parts);
+    }
 }
 
 fn architecture(config: &ModelConfig) -> Value {
@@ -145,7 +144,7 @@ fn template(vocabulary: &Vocabulary) -> Value {
 }
 
 /// Every metadata key and every tensor.
-fn contents(file: &GgufFile) -> Value {
+fn contents(file: &GgufFile) -> [(String, Value); 2] {
     let metadata: Map<String, Value> =
         file.metadata().map(|(key, value)| (key.to_owned(), Value::String(value.describe()))).collect();
     let tensors: Map<String, Value> = file
@@ -156,7 +155,7 @@ fn contents(file: &GgufFile) -> Value {
             (info.name().to_owned(), Value::String(format!("{} {dims}", info.ggml_type())))
         })
         .collect();
-    json!({ "metadata": metadata, "tensor_list": tensors })
+    [("metadata".to_owned(), metadata.into()), ("tensor_list".to_owned(), tensors.into())]
 }
 
 fn render(report: &Value, as_json: bool) -> String {

@@ -9,16 +9,15 @@ use npuhal_models::{Catalogue, Store};
 use serde_json::json;
 
 pub(crate) fn list(host: &Host, args: &ListArgs) -> Result<(), CliError> {
-    print(host, args.json)
+    Ok(say(&text(host, args.json)?)?)
 }
 
-/// Prints the list; also the chat's `/models`.
-pub(crate) fn print(host: &Host, as_json: bool) -> Result<(), CliError> {
+/// The list; also for the chat's `/models`.
+pub(crate) fn text(host: &Host, as_json: bool) -> Result<String, CliError> {
     let catalogue = Catalogue::builtin();
     let store = Store::locate(host.global.models_dir.as_deref())?;
     let stored = store.list(catalogue)?;
-    let text = if as_json { json_text(catalogue, &store, &stored) } else { table(catalogue, &store, &stored) };
-    Ok(say(&text)?)
+    Ok(if as_json { json_text(catalogue, &store, &stored) } else { table(catalogue, &store, &stored) })
 }
 
 fn table(catalogue: &Catalogue, store: &Store, stored: &[Stored]) -> String {
@@ -63,13 +62,13 @@ fn json_text(catalogue: &Catalogue, store: &Store, stored: &[Stored]) -> String 
         .map(|file| {
             json!({
                 "name": file.name,
-                "path": file.path,
+                "path": file.path.to_string_lossy(),
                 "size_bytes": file.len_bytes,
                 "state": state(&file.kind, file.len_bytes),
             })
         })
         .collect();
-    let document = json!({ "models_dir": store.folder(), "catalogue": available, "stored": here });
+    let document = json!({ "models_dir": store.folder().to_string_lossy(), "catalogue": available, "stored": here });
     format!("{document:#}\n")
 }
 

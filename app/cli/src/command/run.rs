@@ -18,18 +18,20 @@ use std::ops::ControlFlow;
 const STDIN_LIMIT_BYTES: u64 = 16 << 20;
 
 pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
+    args.generation.check()?;
+    if args.raw && args.generation.system.is_some() {
+        return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".to_owned()));
+    }
     let Some(prompt) = prompt(&args.prompt)? else {
         if args.raw {
             return Err(CliError::Usage("--raw continues a prompt; give one, or pipe it".to_owned()));
         }
         return chat::chat(host, &args.model, &args.generation);
     };
+    host.heed_interrupts();
     let plan = plan(host, &args.model)?;
     let tokenizer = plan.tokenizer(host)?;
     let ids = if args.raw {
-        if args.generation.system.is_some() {
-            return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".to_owned()));
-        }
         raw_ids(&tokenizer, &prompt)?
     } else {
         let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
