@@ -207,11 +207,11 @@ impl KvCache {
         &self.sequences[sequence.0 as usize].pages[layer]
     }
 
-    /// The page that holds `row` in `layer`, for [`write`].
+    /// The page that holds `row` in `layer`, for [`write`]. Pages taken before stay valid, also the same one.
     pub(crate) fn page_mut(&mut self, layer: usize, row: Row) -> Shared<u16> {
         let page = row.position as usize / PAGE_POSITIONS;
         let len = self.shape.page_len();
-        Shared::new(self.sequences[row.sequence.0 as usize].pages[layer][page].data.get_mut(len))
+        self.sequences[row.sequence.0 as usize].pages[layer][page].data.shared(len)
     }
 }
 

@@ -134,6 +134,16 @@ impl Scratch {
         // SAFETY: as in `get`; exclusive through `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
+
+    /// A pointer to the first `len` elements. Unlike [`Scratch::get_mut`] it makes no reference to them, so that it leaves
+    /// pointers taken before valid.
+    ///
+    /// # Panics
+    /// As [`Scratch::get`].
+    pub(crate) fn shared<T: bytemuck::Pod>(&mut self, len: usize) -> Shared<T> {
+        assert!(len * size_of::<T>() <= self.lines.len() * 64 && align_of::<T>() <= 64);
+        Shared(self.lines.as_mut_ptr().cast())
+    }
 }
 
 /// A raw pointer that threads of one parallel region share; each writes its own elements.

@@ -225,6 +225,7 @@ impl Attention {
             let scratch = unsafe { &mut threads.slice(thread, 1)[0] };
             let scratch = scratch.get_mut::<f32>(sizes.scores() + sizes.state() * (ROWS_PER_ITEM + 1));
             let (scores, states) = scratch.split_at_mut(sizes.scores());
+            let states = states.as_mut_ptr();
             loop {
                 let item = next.fetch_add(1, Ordering::Relaxed);
                 if item >= blocks * kv_heads {
@@ -236,7 +237,7 @@ impl Attention {
                 let views = &rows[first..rows.len().min(first + ROWS_PER_ITEM)];
                 let state = |index: usize| {
                     // SAFETY: one state for each row of an item, and one for the page at hand.
-                    unsafe { state_at(states.as_ptr().cast_mut().add(index * sizes.state()), sizes) }
+                    unsafe { state_at(states.add(index * sizes.state()), sizes) }
                 };
                 let pages = views.iter().map(|view| view.position / PAGE_POSITIONS + 1).max().unwrap_or(0);
                 for page in 0..pages {

@@ -107,8 +107,7 @@ unsafe fn run_groups(
     out: Shared<f32>,
 ) {
     let blocks = input.cols() / BLOCK;
-    // SAFETY: row `row` of the output.
-    let out = unsafe { out.slice(row * matrix.rows(), matrix.rows()) };
+    let first_out = row * matrix.rows();
     let kernel = (table.gemv)(matrix.weight_type());
     let job = |groups: Range<usize>, out: *mut f32| GemvJob {
         weight_type: matrix.weight_type(),
@@ -123,15 +122,15 @@ unsafe fn run_groups(
     };
     let whole = groups.start..groups.end.min(matrix.rows() / GROUP_ROWS);
     if !whole.is_empty() {
-        let out = &mut out[whole.start * GROUP_ROWS..whole.end * GROUP_ROWS];
-        // SAFETY: eight results for each whole group.
-        unsafe { kernel(&job(whole.clone(), out.as_mut_ptr())) };
+        // SAFETY: eight results for each whole group, which are this thread's own.
+        unsafe { kernel(&job(whole.clone(), out.ptr().add(first_out + whole.start * GROUP_ROWS))) };
     }
     if whole.end < groups.end {
         let mut last = [0.0; GROUP_ROWS];
         let rows = matrix.rows() % GROUP_ROWS;
         // SAFETY: the kernel writes eight results to `last`.
         unsafe { kernel(&job(groups.end - 1..groups.end, last.as_mut_ptr())) };
-        out[matrix.rows() - rows..].copy_from_slice(&last[..rows]);
+        // SAFETY: the rows of the last group, which is this thread's own.
+        unsafe { out.slice(first_out + matrix.rows() - rows, rows) }.copy_from_slice(&last[..rows]);
     }
 }
