@@ -18,10 +18,13 @@ pub mod generate;
 pub mod gguf;
 pub mod logprobs;
 pub mod map;
+pub mod package;
 pub mod pcg;
 pub mod prefix;
 pub mod pull;
 pub mod quant;
+
+pub mod safetensors;
 pub mod sampling;
 pub mod sequence;
 pub mod source;
