@@ -37,6 +37,7 @@ pub mod tensor;
 pub mod text_error;
 pub mod tokenizer;
 pub mod vocabulary;
+pub mod window;
 
 pub use catalogue::Catalogue;
 pub use config::ModelConfig;
