@@ -176,13 +176,15 @@ impl SafetensorsFile {
         for info in placed {
             if info.range.start != covered {
                 let what = if info.range.start < covered { "overlaps the tensor before it" } else { "leaves a gap" };
-                let reason = format!("wanted data at byte {covered} of the file, found {}: it {what}", info.range.start);
+                let reason =
+                    format!("wanted data at byte {covered} of the file, found {}: it {what}", info.range.start);
                 return Err(malformed(self.path(), &format!("tensor {:?}", info.name), reason));
             }
             covered = info.range.end;
         }
         if covered != self.map.len() {
-            let reason = format!("wanted tensors up to the end of the file at {}, found the last at {covered}", self.map.len());
+            let reason =
+                format!("wanted tensors up to the end of the file at {}, found the last at {covered}", self.map.len());
             return Err(malformed(self.path(), "data", reason));
         }
         Ok(())

@@ -153,11 +153,7 @@ pub fn fit<E: From<WindowError>>(
 ///
 /// # Errors
 /// [`WindowError::TooLong`] where it is not to be cut.
-pub fn fit_text(
-    ids: &[TokenId],
-    budget: usize,
-    overflow: Overflow,
-) -> Result<Fitted<PromptTruncation>, WindowError> {
+pub fn fit_text(ids: &[TokenId], budget: usize, overflow: Overflow) -> Result<Fitted<PromptTruncation>, WindowError> {
     let truncated_prompt = ids.len() > budget;
     if truncated_prompt && overflow == Overflow::Error {
         return Err(WindowError::TooLong { found: ids.len(), budget });

@@ -16,8 +16,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use tempfile::{TempDir, tempdir};
 
-const SHAPE: Shape =
-    Shape { hidden_size: 128, intermediate_size: 96, heads: 2, kv_heads: 1, layers: 2, vocab_size: 8 };
+const SHAPE: Shape = Shape { hidden_size: 128, intermediate_size: 96, heads: 2, kv_heads: 1, layers: 2, vocab_size: 8 };
 
 #[derive(Clone, Copy)]
 enum Stored {
@@ -35,12 +34,14 @@ fn weight(name: &str, row: usize, col: usize) -> f32 {
 
 /// Names and dimensions of a checkpoint's tensors.
 fn tensors(bias: bool, head: bool) -> Vec<(String, Vec<usize>)> {
-    let mut all = vec![("model.embed_tokens.weight".to_owned(), vec![8, 128]), ("model.norm.weight".to_owned(), vec![128])];
+    let mut all =
+        vec![("model.embed_tokens.weight".to_owned(), vec![8, 128]), ("model.norm.weight".to_owned(), vec![128])];
     if head {
         all.push(("lm_head.weight".to_owned(), vec![8, 128]));
     }
     for layer in 0..2 {
-        let mut add = |suffix: &str, dims: &[usize]| all.push((format!("model.layers.{layer}.{suffix}"), dims.to_vec()));
+        let mut add =
+            |suffix: &str, dims: &[usize]| all.push((format!("model.layers.{layer}.{suffix}"), dims.to_vec()));
         add("input_layernorm.weight", &[128]);
         add("post_attention_layernorm.weight", &[128]);
         for (part, rows) in [("q", 128), ("k", 64), ("v", 64)] {
@@ -105,7 +106,12 @@ fn checkpoint(folder: &Path, config: &Value, tensors: &[(String, Vec<usize>)], s
     path
 }
 
-fn convert_as(source: &Path, target: &Path, identity: Identity, shape: Option<Shape>) -> Result<Converted, PackageError> {
+fn convert_as(
+    source: &Path,
+    target: &Path,
+    identity: Identity,
+    shape: Option<Shape>,
+) -> Result<Converted, PackageError> {
     let threads = NonZeroUsize::new(2).unwrap();
     let request = ConvertRequest { source, target, identity, shape, threads };
     convert(&request, &mut |_| (), &Control::new())
@@ -219,8 +225,21 @@ fn metadata_is_sorted_and_complete() {
     let metadata: Map<String, Value> = serde_json::from_str(&text).unwrap();
     let keys: Vec<&String> = metadata.keys().collect();
     let wanted = [
-        "accumulator_dtype", "activation_dtype", "attention_heads", "context_length", "files", "format", "head_dim",
-        "hidden_size", "intermediate_size", "kv_heads", "layers", "model_family", "rms_norm_eps", "rope_theta", "tensors",
+        "accumulator_dtype",
+        "activation_dtype",
+        "attention_heads",
+        "context_length",
+        "files",
+        "format",
+        "head_dim",
+        "hidden_size",
+        "intermediate_size",
+        "kv_heads",
+        "layers",
+        "model_family",
+        "rms_norm_eps",
+        "rope_theta",
+        "tensors",
         "vocab_size",
     ];
     assert_eq!(keys, wanted, "nothing that the caller did not say");
@@ -258,7 +277,8 @@ fn shards_and_one_file_give_the_same_package() {
         fs::write(source.join(name), safetensors(part, Stored::Bf16)).unwrap();
         map.extend(part.iter().map(|(tensor, _)| (tensor.clone(), json!(name))));
     }
-    fs::write(source.join("model.safetensors.index.json"), json!({ "metadata": {}, "weight_map": map }).to_string()).unwrap();
+    fs::write(source.join("model.safetensors.index.json"), json!({ "metadata": {}, "weight_map": map }).to_string())
+        .unwrap();
     let sharded = folder.path().join("other");
     convert_small(&source, &sharded).unwrap();
     for name in names(&sharded).iter().filter(|name| name.ends_with(".bin")) {
@@ -403,7 +423,9 @@ fn damage_is_told_in_the_published_words() {
     assert!(with(&|m| m["format"] = json!("xdna1-new")).contains("xdna1-smollm2-w8a16-v1"));
     assert!(with(&|m| m["layers"] = json!(3)).contains("layer02"));
     assert!(with(&|m| m["layers"] = json!(1u64 << 40)).contains("no decoder"));
-    assert!(with(&|m| m["tensors"]["final_norm"]["file"] = json!("/etc/passwd")).contains("wanted a file of the manifest"));
+    assert!(
+        with(&|m| m["tensors"]["final_norm"]["file"] = json!("/etc/passwd")).contains("wanted a file of the manifest")
+    );
     assert!(with(&|m| m["tensors"]["final_norm"]["shape"] = json!([127])).contains("wanted shape [128]"));
     assert!(with(&|m| m["context_length"] = json!(128)).contains("wanted 64, found 128"));
 }

@@ -65,7 +65,10 @@ fn plain_texts_keep_their_end() {
         let ids = TINY.encode(case["prompt"].as_str().unwrap(), Specials::Plain).unwrap();
         let budget = case["budget"].as_u64().unwrap() as usize;
         let fitted = fit_text(&ids, budget, Overflow::Truncate).unwrap();
-        assert_eq!((json!(fitted.ids), json!(fitted.truncation.truncated_prompt)), (case["ids"].clone(), case["truncated"].clone()));
+        assert_eq!(
+            (json!(fitted.ids), json!(fitted.truncation.truncated_prompt)),
+            (case["ids"].clone(), case["truncated"].clone())
+        );
         assert_eq!(fit_text(&ids, budget, Overflow::Error).is_err(), fitted.truncation.truncated_prompt);
     }
 }

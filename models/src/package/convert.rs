@@ -109,9 +109,8 @@ pub fn convert(
 
     let directory = staging.path();
     let mut report = Report { phase: ConvertPhase::Writing, total_bytes: array_bytes, progress, control };
-    let written = report.run(request.threads, arrays.len(), |index, tick| {
-        write_array(&arrays[index], &checkpoint, directory, tick)
-    })?;
+    let written = report
+        .run(request.threads, arrays.len(), |index, tick| write_array(&arrays[index], &checkpoint, directory, tick))?;
     let mut tensors = Map::new();
     let mut files = Vec::new();
     for (array, Written { entry, files: listed }) in arrays.iter().zip(written) {

@@ -64,7 +64,9 @@ pub enum PackageError {
         found: String,
     },
     /// An id that cannot be one.
-    #[error("a model id has letters, digits and `.`, `_`, `-`, and starts with a letter or digit, at most 100 in all; found {found:?}")]
+    #[error(
+        "a model id has letters, digits and `.`, `_`, `-`, and starts with a letter or digit, at most 100 in all; found {found:?}"
+    )]
     BadId {
         /// What was given.
         found: String,

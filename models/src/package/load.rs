@@ -220,11 +220,7 @@ impl Record {
 }
 
 /// Compares every file with the manifest. Sizes first: a truncated package is told without reading gigabytes.
-fn verify(
-    directory: &Path,
-    files: &BTreeMap<String, FileEntry>,
-    options: OpenOptions<'_>,
-) -> Result<(), PackageError> {
+fn verify(directory: &Path, files: &BTreeMap<String, FileEntry>, options: OpenOptions<'_>) -> Result<(), PackageError> {
     let OpenOptions { verify, control, progress } = options;
     let mut found = BTreeMap::new();
     for (name, entry) in files {

@@ -147,7 +147,8 @@ impl Metadata {
             vocab_size: text.vocab_size,
         };
         if text.head_dim != HEAD_DIM || !shape.is_sound() {
-            let reason = format!("heads of {} and sizes {shape:?} are no decoder of heads of {HEAD_DIM}", text.head_dim);
+            let reason =
+                format!("heads of {} and sizes {shape:?} are no decoder of heads of {HEAD_DIM}", text.head_dim);
             return Err(bad("sizes", reason));
         }
         if let Some(found) = text.context_length.filter(|found| found.as_u64() != Some(u64::from(CONTEXT_POSITIONS))) {

@@ -23,15 +23,8 @@ pub enum LayerArray {
 }
 
 impl LayerArray {
-    pub(super) const ALL: [Self; 7] = [
-        Self::Qkv,
-        Self::QkvBias,
-        Self::OProj,
-        Self::GateUp,
-        Self::DownProj,
-        Self::InputNorm,
-        Self::PostAttnNorm,
-    ];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Qkv, Self::QkvBias, Self::OProj, Self::GateUp, Self::DownProj, Self::InputNorm, Self::PostAttnNorm];
 
     fn name(self) -> &'static str {
         match self {
@@ -136,7 +129,8 @@ pub(super) fn arrays(shape: &Shape) -> Vec<Array> {
             let quantized = |cols, parts| matrix(name, Storage::Quantized, cols, parts);
             arrays.push(match array {
                 LayerArray::Qkv => {
-                    let (q_rows, k_rows, v_rows) = (tensor(LayerTensor::Q), tensor(LayerTensor::K), tensor(LayerTensor::V));
+                    let (q_rows, k_rows, v_rows) =
+                        (tensor(LayerTensor::Q), tensor(LayerTensor::K), tensor(LayerTensor::V));
                     quantized(hidden, vec![(q_rows, q), (k_rows, kv), (v_rows, kv)])
                 }
                 LayerArray::QkvBias => {
@@ -165,8 +159,7 @@ mod tests {
     fn packages_have_the_published_sizes() {
         let sizes = |family: Family| {
             let arrays = arrays(&family.shape());
-            let files: usize =
-                arrays.iter().map(|array| if array.storage == Storage::Raw { 1 } else { 3 }).sum();
+            let files: usize = arrays.iter().map(|array| if array.storage == Storage::Raw { 1 } else { 3 }).sum();
             (arrays.iter().map(Array::len_bytes).sum::<u64>(), files)
         };
         assert_eq!(sizes(Family::Llama), (461_009_280, 455));

@@ -132,14 +132,8 @@ impl Shape {
     /// # Errors
     /// [`PackageError::Incompatible`] with every field that differs; [`PackageError::HeadDim`].
     pub(super) fn accept(&self, found: &Fields) -> Result<(), PackageError> {
-        let wanted = [
-            self.hidden_size,
-            self.intermediate_size,
-            self.heads,
-            self.kv_heads,
-            self.layers,
-            self.vocab_size,
-        ];
+        let wanted =
+            [self.hidden_size, self.intermediate_size, self.heads, self.kv_heads, self.layers, self.vocab_size];
         let mut differences = Vec::new();
         for ((name, found), wanted) in FIELD_NAMES.into_iter().zip(&found.sizes).zip(wanted) {
             if *found != Some(wanted as u64) {

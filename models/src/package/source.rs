@@ -126,7 +126,8 @@ impl Checkpoint {
     /// Refuses tensors that a package would silently leave out.
     fn check_unused(&self) -> Result<(), PackageError> {
         let Tensors::Checkpoint(checkpoint) = &self.tensors else { return Ok(()) };
-        let layers = (0..self.shape.layers).flat_map(|layer| LAYER_NAMES.map(|(part, _)| TensorRole::Layer(layer, part)));
+        let layers =
+            (0..self.shape.layers).flat_map(|layer| LAYER_NAMES.map(|(part, _)| TensorRole::Layer(layer, part)));
         let whole = [TensorRole::TokenEmbedding, TensorRole::FinalNorm, TensorRole::Head];
         let known: HashSet<String> = whole.into_iter().chain(layers).filter_map(hf_name).collect();
         let names = checkpoint.files().iter().flat_map(|file| file.tensors().iter().map(|info| info.name()));
@@ -211,7 +212,11 @@ fn open_directory(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, Packa
         shape,
         rope_theta,
         rms_norm_eps,
-        names: SourceNames { names: names.into_iter().flatten().filter(|name| !name.is_empty()).collect(), is_gguf: false, family },
+        names: SourceNames {
+            names: names.into_iter().flatten().filter(|name| !name.is_empty()).collect(),
+            is_gguf: false,
+            family,
+        },
         provenance: Map::new(),
         companions,
         file: None,
@@ -271,14 +276,8 @@ fn open_gguf(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageErr
     let config = model.config();
     let family = Family::from_model_type(&config.model_type)?;
     let shape = shape.unwrap_or(family.shape());
-    let sizes = [
-        config.hidden_size,
-        config.intermediate_size,
-        config.heads,
-        config.kv_heads,
-        config.layers,
-        config.vocab_size,
-    ];
+    let sizes =
+        [config.hidden_size, config.intermediate_size, config.heads, config.kv_heads, config.layers, config.vocab_size];
     shape.accept(&Fields { sizes: sizes.map(|size| Some(size as u64)), head_dim: Some(config.head_dim as u64) })?;
     let refuse = |feature: &str, supported| {
         Err(PackageError::Feature { path: path.to_owned(), feature: feature.to_owned(), supported })
@@ -295,7 +294,8 @@ fn open_gguf(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageErr
         Number::from_f64(decimal).unwrap_or_else(|| Number::from(0))
     };
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    let stated = ["general.name", "general.basename"].map(|key| file.get(key).and_then(|v| v.as_str().map(str::to_owned)));
+    let stated =
+        ["general.name", "general.basename"].map(|key| file.get(key).and_then(|v| v.as_str().map(str::to_owned)));
     let names: Vec<String> = stated.into_iter().chain([stem]).flatten().filter(|name| !name.is_empty()).collect();
     let mut types: Vec<&str> = model.tensors().map(|(_, tensor)| tensor.weight_type().name()).collect();
     types.sort_unstable();
