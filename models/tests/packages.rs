@@ -513,7 +513,7 @@ fn a_gguf_file_gives_the_arrays_of_its_checkpoint() {
         fs::write(&file, gguf(arch, "Tiny Coder").build()).unwrap();
         let target = folder.path().join("package");
         let converted = convert_small(&file, &target).unwrap();
-        assert_eq!(converted.model_id.as_deref(), Some("tiny-coder-gguf-xdna1"));
+        assert_eq!(converted.model_id.as_deref(), Some("tiny-f32-gguf-xdna1"));
         for name in names(&direct).iter().filter(|name| name.ends_with(".bin")) {
             assert_eq!(fs::read(direct.join(name)).unwrap(), fs::read(target.join(name)).unwrap(), "{arch} {name}");
         }

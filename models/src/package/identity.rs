@@ -20,7 +20,7 @@ pub struct Identity {
 /// What a source calls itself.
 #[derive(Debug, Clone)]
 pub(super) struct SourceNames {
-    /// Names in the source and of its file or directory.
+    /// The name of its file, and names inside the source; of a directory the other way round.
     pub(super) names: Vec<String>,
     /// Whether it is a GGUF file: dequantized weights, which are never those of a pinned revision.
     pub(super) is_gguf: bool,

@@ -296,7 +296,7 @@ fn open_gguf(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageErr
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let stated =
         ["general.name", "general.basename"].map(|key| file.get(key).and_then(|v| v.as_str().map(str::to_owned)));
-    let names: Vec<String> = stated.into_iter().chain([stem]).flatten().filter(|name| !name.is_empty()).collect();
+    let names: Vec<String> = [stem].into_iter().chain(stated).flatten().filter(|name| !name.is_empty()).collect();
     let mut types: Vec<&str> = model.tensors().map(|(_, tensor)| tensor.weight_type().name()).collect();
     types.sort_unstable();
     types.dedup();
