@@ -5,11 +5,14 @@ mod common;
 use common::{GgufWriter, Meta, tiny_model};
 use half::{bf16, f16};
 use npuhal_core::stage::Control;
+use npuhal_models::config::RopePairing;
 use npuhal_models::package::{
     ConvertRequest, Converted, Family, Identity, LayerArray, OpenOptions, Package, PackageError, Shape, convert,
     quantize_row, scan,
 };
 use npuhal_models::safetensors::{SafetensorsCheckpoint, SafetensorsFile};
+use npuhal_models::source::{LayerTensor, TensorRole};
+use npuhal_models::vocabulary::Vocabulary;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::num::NonZeroUsize;
@@ -524,11 +527,50 @@ fn a_gguf_file_gives_the_arrays_of_its_checkpoint() {
         assert_eq!(metadata["source_weight_types"], json!(["F32"]));
         assert_eq!(metadata["source_sha256"].as_str().unwrap().len(), 64);
         assert_eq!((&metadata["rms_norm_eps"], &metadata["rope_theta"]), (&json!(1e-5), &json!(10_000.0)));
-        open(&target).unwrap();
+        let package = open(&target).unwrap();
+        for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+            assert!(target.join(name).is_file(), "{name} is made of the file's metadata");
+        }
+        let again = folder.path().join("again");
+        fs::create_dir(&again).unwrap();
+        fs::copy(source.join("model.safetensors"), again.join("model.safetensors")).unwrap();
+        fs::copy(target.join("config.json"), again.join("config.json")).unwrap();
+        convert_small(&again, &folder.path().join("twice")).unwrap();
+        check_model(&package, bias);
         let published = if arch == "llama" { "smollm2-135m-xdna1" } else { "qwen2.5-0.5b-xdna1" };
         let identity = Identity { model_id: Some(published.into()), ..Identity::default() };
         let refused = convert_as(&file, &folder.path().join("other"), identity, Some(SHAPE)).unwrap_err();
         assert!(matches!(refused, PackageError::ReservedId { .. }), "{refused}");
+    }
+}
+
+/// The package as a model has the checkpoint's tensors.
+fn check_model(package: &Package, bias: bool) {
+    let model = package.model(Vocabulary::default()).unwrap();
+    let config = model.config();
+    assert_eq!((config.layers, config.qkv_bias, config.context_length), (2, bias, 64));
+    assert_eq!(config.rope.pairing, RopePairing::Halves);
+    let parts = [
+        (LayerTensor::Q, "self_attn.q_proj.weight", 127),
+        (LayerTensor::K, "self_attn.k_proj.weight", 63),
+        (LayerTensor::V, "self_attn.v_proj.weight", 0),
+        (LayerTensor::O, "self_attn.o_proj.weight", 5),
+        (LayerTensor::Gate, "mlp.gate_proj.weight", 95),
+        (LayerTensor::Up, "mlp.up_proj.weight", 1),
+        (LayerTensor::Down, "mlp.down_proj.weight", 64),
+    ];
+    for (part, name, row) in parts {
+        let tensor = model.require(TensorRole::Layer(1, part)).unwrap();
+        let mut values = vec![0.0; tensor.cols()];
+        tensor.dequantize_row(row, &mut values).unwrap();
+        let wanted = bf16::from_f32(weight(&format!("model.layers.1.{name}"), row, 33)).to_f32();
+        assert_eq!(values[33], wanted, "{name}");
+    }
+    if bias {
+        let tensor = model.require(TensorRole::Layer(0, LayerTensor::KBias)).unwrap();
+        let mut values = vec![0.0; 64];
+        tensor.dequantize_row(0, &mut values).unwrap();
+        assert_eq!(values[9], f16::from_f32(weight("model.layers.0.self_attn.k_proj.bias", 0, 9)).to_f32());
     }
 }
 

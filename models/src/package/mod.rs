@@ -15,11 +15,13 @@ mod error;
 mod identity;
 mod load;
 mod metadata;
+mod model;
 mod plan;
 mod publish;
 mod scan;
 mod shape;
 mod source;
+mod text;
 mod write;
 
 pub use convert::{ConvertPhase, ConvertProgress, ConvertRequest, Converted, convert};

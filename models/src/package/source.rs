@@ -313,7 +313,7 @@ fn open_gguf(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageErr
         rms_norm_eps: number(config.rms_norm_eps),
         names: SourceNames { names, is_gguf: true, family },
         provenance,
-        companions: Vec::new(),
+        companions: super::text::companions(path, config, model.vocabulary())?,
         file: Some(path.to_owned()),
         tensors: Tensors::Gguf(Box::new(model)),
     })
