@@ -35,8 +35,11 @@ fn weight(name: &str, row: usize, col: usize) -> f32 {
     (mixed >> 8) as f32 / (1 << 22) as f32 - 2.0
 }
 
-/// Names and dimensions of a checkpoint's tensors.
-fn tensors(bias: bool, head: bool) -> Vec<(String, Vec<usize>)> {
+/// Names and dimensions of tensors.
+type Dimensions = Vec<(String, Vec<usize>)>;
+
+/// A checkpoint's tensors.
+fn tensors(bias: bool, head: bool) -> Dimensions {
     let mut all =
         vec![("model.embed_tokens.weight".to_owned(), vec![8, 128]), ("model.norm.weight".to_owned(), vec![128])];
     if head {
@@ -330,7 +333,7 @@ fn rejections_name_every_field_and_write_nothing() {
 fn tensors_that_are_missing_misshapen_unknown_or_not_finite_are_refused() {
     let folder = tempdir().unwrap();
     let target = folder.path().join("package");
-    let refuse = |change: &dyn Fn(&mut Vec<(String, Vec<usize>)>)| {
+    let refuse = |change: &dyn Fn(&mut Dimensions)| {
         let mut all = tensors(false, false);
         change(&mut all);
         let source = checkpoint(folder.path(), &config("llama"), &all, Stored::F32);

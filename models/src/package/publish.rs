@@ -67,10 +67,10 @@ impl Staging {
             return Err(error);
         }
         self.published = true;
-        if let Some(backup) = backup {
-            if let Err(error) = fs::remove_dir_all(&backup) {
-                tracing::warn!("{}: the former package cannot be removed: {error}", backup.display());
-            }
+        if let Some(backup) = backup
+            && let Err(error) = fs::remove_dir_all(&backup)
+        {
+            tracing::warn!("{}: the former package cannot be removed: {error}", backup.display());
         }
         Ok(self.target.clone())
     }
@@ -78,10 +78,10 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.published {
-            if let Err(error) = fs::remove_dir_all(&self.path) {
-                tracing::warn!("{}: cannot be removed: {error}", self.path.display());
-            }
+        if !self.published
+            && let Err(error) = fs::remove_dir_all(&self.path)
+        {
+            tracing::warn!("{}: cannot be removed: {error}", self.path.display());
         }
     }
 }

@@ -103,10 +103,10 @@ fn look(path: &Path) -> Result<Scanned, String> {
     let Some(model_id) = text("model_id").or(by_directory.map(|known| known.model_id)) else {
         return Err("no model_id, and the directory's name is not that of a published package".to_owned());
     };
-    if let Some(found) = metadata.get("context_length") {
-        if found.as_u64() != Some(u64::from(CONTEXT_POSITIONS)) {
-            return Err(format!("context_length is {found}; wanted {CONTEXT_POSITIONS}"));
-        }
+    if let Some(found) = metadata.get("context_length")
+        && found.as_u64() != Some(u64::from(CONTEXT_POSITIONS))
+    {
+        return Err(format!("context_length is {found}; wanted {CONTEXT_POSITIONS}"));
     }
     let published = Published::find(model_id);
     let display_name = text("display_name").or(published.map(|known| known.display_name)).unwrap_or(model_id);

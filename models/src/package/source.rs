@@ -240,10 +240,10 @@ fn check_features(path: &Path, config: &Map<String, Value>) -> Result<(), Packag
     if let Some(value) = config.get("rope_scaling").filter(|value| !value.is_null()) {
         return refuse("rope_scaling", value, "null");
     }
-    if let Some(value) = config.get("rope_parameters").and_then(|parameters| parameters.get("rope_type")) {
-        if value.as_str() != Some("default") {
-            return refuse("rope_parameters.rope_type", value, "default");
-        }
+    if let Some(value) = config.get("rope_parameters").and_then(|parameters| parameters.get("rope_type"))
+        && value.as_str() != Some("default")
+    {
+        return refuse("rope_parameters.rope_type", value, "default");
     }
     match config.get("hidden_act") {
         None => {}

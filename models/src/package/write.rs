@@ -209,7 +209,7 @@ fn read_row(source: &SourceRows, row: usize, limit: f32, out: &mut [f32]) -> Res
     };
     // The row exists and has this length: the part's shape was compared with the tensor's.
     tensor.dequantize_row(row, out).map_err(|_| bad(f32::NAN))?;
-    match out.iter().find(|value| !(value.abs() < limit)) {
+    match out.iter().find(|value| value.is_nan() || value.abs() >= limit) {
         Some(value) => Err(bad(*value)),
         None => Ok(()),
     }
