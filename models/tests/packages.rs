@@ -13,6 +13,7 @@ use npuhal_models::package::{
 use npuhal_models::safetensors::{SafetensorsCheckpoint, SafetensorsFile};
 use npuhal_models::source::{LayerTensor, TensorRole};
 use npuhal_models::vocabulary::Vocabulary;
+use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::num::NonZeroUsize;
@@ -645,4 +646,55 @@ fn hostile_safetensors_are_refused() {
     assert!(opened.tensor("x").unwrap_err().to_string().contains("element type I64"));
     assert!(opened.tensor("s").unwrap_err().to_string().contains("one or two dimensions"));
     assert!(opened.tensor("y").unwrap().is_none());
+}
+
+/// Overwrites bytes of `sound`, and cuts it.
+fn damaged(sound: &[u8], changes: &[(usize, u8)], keep: usize) -> Vec<u8> {
+    let mut bytes = sound.to_vec();
+    for (at, byte) in changes {
+        let at = at % bytes.len();
+        bytes[at] = *byte;
+    }
+    bytes.truncate(keep % (sound.len() + 1));
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Whatever happens to a header, opening ends in a file or an error, and every tensor lies in the file.
+    #[test]
+    fn damaged_safetensors_never_panic(
+        changes in prop::collection::vec((0..2600usize, any::<u8>()), 0..4),
+        keep in prop::option::weighted(0.3, any::<usize>()),
+    ) {
+        let sound = safetensors(&tensors(true, true)[..12], Stored::Bf16);
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        fs::write(&path, damaged(&sound, &changes, keep.unwrap_or(sound.len()))).unwrap();
+        if let Ok(file) = SafetensorsFile::open(&path) {
+            for info in file.tensors() {
+                prop_assert!(info.range().end <= sound.len());
+                let _ = file.tensor(info.name());
+            }
+        }
+    }
+
+    /// Whatever happens to the metadata, opening a package ends in a package or an error.
+    #[test]
+    fn damaged_metadata_never_panics(
+        changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..4),
+        keep in prop::option::weighted(0.2, any::<usize>()),
+    ) {
+        static PACKAGE: std::sync::LazyLock<(TempDir, PathBuf, Vec<u8>)> = std::sync::LazyLock::new(|| {
+            let (folder, target) = package();
+            let text = fs::read(target.join("metadata.json")).unwrap();
+            (folder, target, text)
+        });
+        let (_, target, sound) = &*PACKAGE;
+        fs::write(target.join("metadata.json"), damaged(sound, &changes, keep.unwrap_or(sound.len()))).unwrap();
+        if let Ok(package) = open(target) {
+            prop_assert!(package.model(Vocabulary::default()).is_ok());
+        }
+    }
 }

@@ -5,10 +5,12 @@ use npuhal_models::package::{Family, LayerArray, OpenOptions, Package};
 use npuhal_xdna1::layout::{EngineLayout, GEMV_TILES, QWEN, SMOLLM};
 use npuhal_xdna1::stream::EngineStream;
 use npuhal_xdna1::{EngineWeights, LaneError, Matrix, PackageWeights, Vector};
+use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// bf16 bits by a formula of row, column, layer and kind.
 struct Synthetic;
@@ -150,5 +152,27 @@ fn a_package_is_packed_straight_into_the_callers_memory() {
         assert!(matches!(weights.copy_embedding(u32::MAX, &mut embedding), Err(LaneError::OutOfRange { .. })));
         let other = if package.metadata().family == Family::Llama { Family::Qwen2 } else { Family::Llama };
         assert!(matches!(weights.require("other", other), Err(LaneError::WrongModel { .. })));
+    }
+}
+
+static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let stream = EngineStream::new(&SMOLLM, &Synthetic, 1);
+    let mut buffer = vec![0; stream.len_bytes()];
+    stream.pack(&mut buffer, threads(2)).unwrap();
+    buffer
+});
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Any run of blocks is that part of the whole buffer.
+    #[test]
+    fn any_part_is_part_of_the_whole(tile in 0..GEMV_TILES, first in 0..130usize, count in 0..130usize) {
+        let stream = EngineStream::new(&SMOLLM, &Synthetic, 1);
+        let last = (first + count).min(SMOLLM.tile_blocks(1, tile));
+        let mut part = vec![0xaa; (last - first) * SMOLLM.block_bytes()];
+        stream.pack_blocks(tile, first..last, &mut part).unwrap();
+        let start = SMOLLM.tile_offset_bytes(1, tile) + first * SMOLLM.block_bytes();
+        prop_assert!(part == WHOLE[start..start + part.len()]);
     }
 }

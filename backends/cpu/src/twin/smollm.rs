@@ -2,7 +2,7 @@
 //! tanh.
 //!
 //! Three things the published design leaves to the core are fixed here: conversions to bf16 round half to even, the fixed-point
-//! argument of the exponential is rounded down and held within its 16 bits, and the sum of the weights runs in 16 lanes.
+//! argument of the exponential is rounded down (as silicon was observed to do) and held within its 16 bits, and the sum of the weights runs in 16 lanes.
 
 use super::lanes::{LANES, dot, reduce};
 use super::rounding::{bf16, bits, value};
@@ -78,10 +78,14 @@ pub(super) fn swiglu(gate: f32, up: f32) -> f32 {
 
 /// `e^x` by a table of whole parts and one of fractions of 1/256: the f32 product of their entries.
 fn exp(x: f32) -> f32 {
-    // The cast saturates, and a NaN (a damaged score) becomes 0.
-    let fixed = (x * 256.0).floor() as i16;
+    let fixed = fixed_point(x, 256.0);
     let (whole, fraction) = ((fixed >> 8) as u8, (fixed & 0xff) as usize);
     value(EXP_WHOLE[usize::from(whole)]) * value(EXP_FRACTION[fraction])
+}
+
+/// `x` in units of `1 / scale`, rounded down as the core's conversion does. Saturates; a NaN (a damaged score) becomes 0.
+fn fixed_point(x: f32, scale: f32) -> i16 {
+    (x * scale).floor() as i16
 }
 
 /// `1 / x` as bf16, by the mantissa of `x` rounded half up.
@@ -123,6 +127,20 @@ mod tests {
             let number = |key: &str| segment[key].as_f64().unwrap() as f32;
             assert_eq!((value(slope), value(offset)), (number("slope"), number("offset")));
         }
+    }
+
+    /// Below one, where the published design does not say how the core rounds.
+    #[test]
+    fn fixed_point_rounds_as_silicon_does() {
+        let golden: serde_json::Value =
+            serde_json::from_str(include_str!("../../tests/data/xdna1/vec_vfloor_bf16_denorm.json")).unwrap();
+        let input: Vec<u16> = serde_json::from_value(golden["input"].clone()).unwrap();
+        let silicon: Vec<i16> = serde_json::from_value(golden["silicon"].clone()).unwrap();
+        assert_eq!((input.len(), silicon.len()), (256, 256));
+        for (input, silicon) in input.into_iter().zip(silicon) {
+            assert_eq!(fixed_point(value(input), 1.0), silicon, "{input:#x}");
+        }
+        assert_eq!([-0.004, 0.004, -300.0, 300.0].map(|x| fixed_point(x, 256.0)), [-2, 1, i16::MIN, i16::MAX]);
     }
 
     #[test]
