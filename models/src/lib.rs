@@ -18,10 +18,13 @@ pub mod generate;
 pub mod gguf;
 pub mod logprobs;
 pub mod map;
+pub mod package;
 pub mod pcg;
 pub mod prefix;
 pub mod pull;
 pub mod quant;
+
+pub mod safetensors;
 pub mod sampling;
 pub mod sequence;
 pub mod source;
@@ -34,6 +37,7 @@ pub mod tensor;
 pub mod text_error;
 pub mod tokenizer;
 pub mod vocabulary;
+pub mod window;
 
 pub use catalogue::Catalogue;
 pub use config::ModelConfig;

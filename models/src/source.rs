@@ -64,6 +64,8 @@ pub enum TensorRole {
 pub enum Format {
     /// A GGUF file.
     Gguf,
+    /// A directory with an xdna1 package ([`crate::package`]).
+    Xdna1Package,
 }
 
 /// An opened model: configuration, vocabulary, tensors. Holds mappings, no copies.

@@ -45,19 +45,36 @@ pub enum Numerics {
     /// Integer kernels over packed weights.
     #[default]
     Fast,
+    /// That of the xdna1 lane's SmolLM engine, on the CPU.
+    Xdna1SmolLm,
+    /// That of the xdna1 lane's Qwen engine, on the CPU.
+    Xdna1Qwen,
+    /// That of the xdna1 lane's CPU stage.
+    Xdna1Cpu,
 }
 
 impl Numerics {
+    /// All values.
+    pub const ALL: [Self; 5] = [Self::Exact, Self::Fast, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu];
     /// All values, for messages.
-    pub const ALLOWED: &'static str = "exact, fast";
+    pub const ALLOWED: &'static str = "exact, fast, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+
+    /// Name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Fast => "fast",
+            Self::Xdna1SmolLm => "xdna1-smollm",
+            Self::Xdna1Qwen => "xdna1-qwen",
+            Self::Xdna1Cpu => "xdna1-cpu",
+        }
+    }
 }
 
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Exact => "exact",
-            Self::Fast => "fast",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -65,11 +82,8 @@ impl FromStr for Numerics {
     type Err = OptionError;
 
     fn from_str(text: &str) -> Result<Self, OptionError> {
-        match text {
-            "exact" => Ok(Self::Exact),
-            "fast" => Ok(Self::Fast),
-            _ => Err(OptionError::BadValue { key: "numerics", value: text.to_owned(), allowed: Self::ALLOWED }),
-        }
+        let found = Self::ALL.into_iter().find(|numerics| numerics.name() == text);
+        found.ok_or_else(|| OptionError::BadValue { key: "numerics", value: text.to_owned(), allowed: Self::ALLOWED })
     }
 }
 
@@ -198,7 +212,9 @@ mod tests {
     fn wrong_options_name_what_is_allowed() {
         let mut options = Options::default();
         let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
-        assert_eq!(message(options.set("numerics", "fp8", &[])), "numerics cannot be 'fp8'; allowed: exact, fast");
+        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+        assert_eq!(message(options.set("numerics", "fp8", &[])), allowed);
+        assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(
             message(options.set("colour", "red", &["fw-dir"])),
             "unknown option 'colour'; known options: numerics, threads, context, sequences, fw-dir"

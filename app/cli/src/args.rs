@@ -48,6 +48,8 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove a model from the models folder
     Rm(RmArgs),
+    /// Make an xdna1 package of a Hugging Face directory or a GGUF file
+    Convert(ConvertArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Show the devices and whether each can be used
@@ -74,7 +76,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
 
-    /// Arithmetic of the CPU: fast, or exact (the slow reference)
+    /// Arithmetic of the CPU: fast, exact (the slow reference), or that of an NPU lane: xdna1-smollm, xdna1-qwen, xdna1-cpu
     #[arg(long, value_name = "NAME", default_value = "fast")]
     pub(crate) numerics: String,
 
@@ -189,6 +191,37 @@ pub(crate) struct RmArgs {
     /// Names of the catalogue, or file names in the models folder
     #[arg(value_name = "MODEL", required = true)]
     pub(crate) models: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// A directory with config.json and safetensors, a GGUF file, or a name of the catalogue
+    #[arg(value_name = "SRC", value_hint = ValueHint::AnyPath)]
+    pub(crate) source: PathBuf,
+
+    /// Directory of the package; a package that is there is replaced
+    #[arg(value_name = "OUT", value_hint = ValueHint::DirPath)]
+    pub(crate) target: PathBuf,
+
+    /// Id under which the model is served [default: none; of a GGUF file, made from its name]
+    #[arg(long, value_name = "ID")]
+    pub(crate) model_id: Option<String>,
+
+    /// Repository the checkpoint comes from, to be recorded
+    #[arg(long, value_name = "OWNER/NAME")]
+    pub(crate) source_model: Option<String>,
+
+    /// Commit of the repository, to be recorded
+    #[arg(long, value_name = "COMMIT")]
+    pub(crate) source_revision: Option<String>,
+
+    /// Name for people, to be recorded
+    #[arg(long, value_name = "NAME")]
+    pub(crate) display_name: Option<String>,
+
+    /// Threads [default: the number of cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
 }
 
 #[derive(Debug, Args)]

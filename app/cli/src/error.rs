@@ -2,6 +2,7 @@
 
 use npuhal_core::RunError;
 use npuhal_models::generate::GenerateError;
+use npuhal_models::package::PackageError;
 use npuhal_models::pull::PullError;
 use npuhal_models::store::StoreError;
 use npuhal_models::{ModelError, TextError};
@@ -30,6 +31,8 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Pull(#[from] PullError),
     #[error(transparent)]
+    Package(#[from] PackageError),
+    #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
     Text(#[from] TextError),
@@ -49,7 +52,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Verdict(code) => *code,
-            Self::Usage(_) | Self::Store(StoreError::UnknownModel { .. }) => 2,
+            Self::Usage(_)
+            | Self::Store(StoreError::UnknownModel { .. })
+            | Self::Package(PackageError::BadId { .. } | PackageError::ReservedId { .. }) => 2,
             _ => 1,
         }
     }

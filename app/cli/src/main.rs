@@ -99,6 +99,7 @@ fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
         Command::Pull(args) => command::pull::pull(host, &args),
         Command::List(args) => command::list::list(host, &args),
         Command::Rm(args) => command::rm::rm(host, &args),
+        Command::Convert(args) => command::convert::convert_package(host, &args),
         Command::Inspect(args) => command::inspect::inspect(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Doctor(args) => command::doctor::doctor(host, &args),

@@ -323,6 +323,26 @@ fn a_context_beyond_the_model_is_refused_with_both_numbers() {
 }
 
 #[test]
+fn a_checkpoint_that_fits_no_graph_is_not_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source"), folder.path().join("package"));
+    fs::create_dir(&source).unwrap();
+    let convert = |config: &str| {
+        fs::write(source.join("config.json"), config).unwrap();
+        let output = output(npuhal().arg("convert").args([&source, &target]).env("NPUHAL_MODELS", folder.path()));
+        assert_code(&output, 1);
+        assert!(!target.exists());
+        stderr(&output)
+    };
+    let said = convert(r#"{"model_type": "phi"}"#);
+    assert_eq!(said, "npuhal: unsupported model_type 'phi'; expected one of llama, qwen2\n");
+    let said = convert(r#"{"model_type": "llama", "hidden_size": 2048}"#);
+    assert!(said.contains("graph: hidden_size=2048 (expected 576), intermediate_size=none (expected 1536)"), "{said}");
+    let missing = output(npuhal().args(["convert", "./none.gguf", "x"]).env("NPUHAL_MODELS", folder.path()));
+    assert!(!missing.status.success() && stderr(&missing).contains("none.gguf"), "{}", stderr(&missing));
+}
+
+#[test]
 fn usage_errors_have_code_2_and_say_what_is_allowed() {
     let empty = tempfile::tempdir().unwrap();
     let cases: [(&[&str], &[&str]); 12] = [

@@ -2,8 +2,8 @@
 //!
 //! Design choices, first:
 //!
-//! * **Two numerics.** `exact` ([`exact`]) computes in f64 over weights dequantized to f32 and is the oracle of every other
-//!   path; `fast` ([`fast`]) is what people run.
+//! * **Two numerics, and twins.** `exact` ([`exact`]) computes in f64 over weights dequantized to f32 and is the oracle of every
+//!   other path; `fast` ([`fast`]) is what people run; the twins ([`twin`]) round where an NPU lane rounds.
 //! * **A segment is any part of a model** ([`npuhal_registry::SegmentSpan`]): the CPU can lend a head or trailing layers to
 //!   another device.
 //! * **Batch invariance.** A row's result does not depend on the other rows of the call, nor on the number of threads.
@@ -42,6 +42,7 @@ pub mod route;
 mod runlist;
 pub mod span;
 pub mod table;
+pub mod twin;
 
 pub use config::ConfigError;
 pub use device::{CpuDevice, Fault};

@@ -5,12 +5,14 @@ use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
 use crate::exact::{ExactOptions, ExactSegment};
 use crate::fast::{CpuOptions, FastSegment};
 use crate::features::Features;
+use crate::twin::{self, Lane, TwinOptions, TwinSegment};
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
 use npuhal_core::pipeline::Pipeline;
 use npuhal_core::stage::{Placement, Segment, Session};
 use npuhal_models::ModelSource;
+use npuhal_models::package::CONTEXT_POSITIONS;
 use npuhal_registry::{
     ANY_MODEL_TYPE, Decline, DeviceAddress, DeviceFactory, DeviceUri, Fitness, Numerics, OpenRequest, Options, Reason,
     Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass, Unavailable,
@@ -36,10 +38,13 @@ impl Route for CpuRoute {
         let Some(card) = devices.iter().find(|card| card.generation == Generation::Cpu) else {
             return Fitness::Declines(Decline::Optional(Reason::new("the CPU is not among the usable devices")));
         };
-        let window = match check_config(model.config()).map_err(|error| error.to_string()) {
-            Ok(()) => positions(model, None, options),
-            Err(reason) => Err(reason),
-        };
+        let window = check_config(model.config())
+            .map_err(|error| error.to_string())
+            .and_then(|()| match lane(options.numerics) {
+                Some(lane) => twin::check_config(model.config(), lane).map_err(|error| error.to_string()),
+                None => Ok(()),
+            })
+            .and_then(|()| positions(model, None, options));
         let numerics = offer(options.numerics);
         match (window, numerics) {
             (Err(reason), _) | (_, Err(reason)) => Fitness::Declines(Decline::Unavailable(Reason::new(reason))),
@@ -70,11 +75,14 @@ struct Offer {
 
 fn offer(numerics: Numerics) -> Result<Offer, String> {
     match numerics {
+        Numerics::Xdna1SmolLm | Numerics::Xdna1Qwen | Numerics::Xdna1Cpu => {
+            Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 4, instructions: "" })
+        }
         Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
         Numerics::Fast => {
             Ok(Offer { speed: SpeedClass::Cpu, kv_element_bytes: 2, instructions: Features::detect().name() })
         }
-        other => Err(format!("numerics {other} is not one of this backend; available: exact, fast")),
+        other => Err(format!("numerics {other} is not one of this backend; available: {}", Numerics::ALLOWED)),
     }
 }
 
@@ -98,9 +106,31 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
     }
 }
 
-/// Positions of a sequence: what was asked for, or all the model was trained for.
+/// The lane whose twin a numerics is.
+fn lane(numerics: Numerics) -> Option<Lane> {
+    match numerics {
+        Numerics::Xdna1SmolLm => Some(Lane::SmolLm),
+        Numerics::Xdna1Qwen => Some(Lane::Qwen),
+        Numerics::Xdna1Cpu => Some(Lane::Cpu),
+        _ => None,
+    }
+}
+
+/// Positions of a sequence: what was asked for, or all the model was trained for, or all the lane has.
 fn positions(model: &ModelSource, asked: Option<u32>, options: &Options) -> Result<u32, String> {
     let trained = u32::try_from(model.config().context_length).unwrap_or(u32::MAX);
+    let numerics = options.numerics;
+    if lane(numerics).is_some() {
+        let most = trained.min(CONTEXT_POSITIONS);
+        return match asked.or(options.context_positions) {
+            None => Ok(most),
+            Some(0) => Err("a context of 0 positions was asked for; wanted at least 1".to_owned()),
+            Some(positions) if positions > most => {
+                Err(format!("a context of {positions} positions was asked for; numerics {numerics} has {most}"))
+            }
+            Some(positions) => Ok(positions),
+        };
+    }
     match asked.or(options.context_positions) {
         None => Ok(trained),
         Some(0) => Err("a context of 0 positions was asked for; wanted at least 1".to_owned()),
@@ -120,16 +150,22 @@ fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteEr
     let declined = |reason| RouteError::Declined { route: NAME.to_owned(), reason: Reason::new(reason) };
     let positions = positions(model, asked, options).map_err(declined)?;
     let sequences = options.sequences.unwrap_or(1);
+    let backend = |source| RouteError::Backend { route: NAME.to_owned(), source };
+    if let Some(lane) = lane(options.numerics) {
+        let twin = TwinOptions { lane, positions, sequences, threads: threads(options) };
+        let segment = TwinSegment::open(model, span, twin);
+        return Ok(Box::new(segment.map_err(|error| backend(error.into()))?));
+    }
     match options.numerics {
         Numerics::Exact => {
             let exact = ExactOptions { sequences, ..ExactOptions::new(positions, threads(options)) };
             let segment = ExactSegment::open(model, span, exact);
-            Ok(Box::new(segment.map_err(|error| RouteError::Backend { route: NAME.to_owned(), source: error.into() })?))
+            Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }
         Numerics::Fast => {
             let fast = CpuOptions { sequences, ..CpuOptions::new(positions, threads(options).get()) };
             let segment = FastSegment::load(model, span, fast);
-            Ok(Box::new(segment.map_err(|error| RouteError::Backend { route: NAME.to_owned(), source: error.into() })?))
+            Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }
         other => Err(declined(offer(other).err().unwrap_or_else(|| format!("numerics {other} cannot be opened")))),
     }

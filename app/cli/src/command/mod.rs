@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod inspect;

@@ -1,0 +1,25 @@
+//! The lane of first-generation XDNA NPUs (Phoenix, Hawk Point): the host's side of its designs that needs no hardware.
+//!
+//! Design choices, first:
+//!
+//! * **Layouts are data** ([`layout`]): who owns which rows, how large a block is, where a stream starts. Everything else is
+//!   computed from them, and the tests compare the results with published sizes and digests.
+//! * **A stream is a function of its block number** ([`stream`]): any run of blocks can be packed by itself, straight from the
+//!   mapped package into memory the caller owns, on any number of threads.
+//! * **Weights come through one trait** ([`weights::EngineWeights`]), so that streams do not know packages.
+//!
+//! Layouts, streams and headers are those of the public repository `c8dhjp4tyv-bit/hawkpoint-npu-llm`. All data is
+//! little-endian; bf16 is the upper half of binary32.
+
+pub mod chunk;
+pub mod error;
+pub mod header;
+pub mod layout;
+pub mod placement;
+pub mod stream;
+pub mod weights;
+
+pub use error::LaneError;
+pub use layout::EngineLayout;
+pub use placement::{LayerPlacement, PlacementError};
+pub use weights::{EngineWeights, Matrix, PackageWeights, Vector};

@@ -1,0 +1,364 @@
+//! Conversations and texts that are longer than a small context, cut by a fixed rule.
+//!
+//! The rule is that of the published xdna1 runtime (64 positions) and holds for any budget of prompt tokens: old turns go
+//! first, one by one; then the system message is shortened at a word's end or dropped; then the newest turn keeps its end;
+//! then only the newest ids are left. What was lost is recorded ([`Truncation`]).
+//!
+//! [`fit`] works with any way of rendering messages to ids; [`ChatMl`] is the lane's own: control tokens by id, text as plain
+//! text.
+
+use crate::template::ChatMessage;
+use crate::text_error::TextError;
+use crate::tokenizer::{Specials, Tokenizer};
+use npuhal_core::stage::TokenId;
+use serde::Serialize;
+use thiserror::Error;
+
+/// A prompt that cannot be fitted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WindowError {
+    /// There is nothing to fit.
+    #[error("a conversation needs at least one message")]
+    NoMessages,
+    /// No room for any prompt.
+    #[error("max_tokens is {max_tokens}; a context of {positions} positions takes 1 to {}", positions.saturating_sub(1))]
+    NoBudget {
+        /// Tokens to generate.
+        max_tokens: u32,
+        /// Positions of the context.
+        positions: u32,
+    },
+    /// The prompt is too long and was not to be cut.
+    #[error(
+        "the prompt has {found} tokens; {budget} fit beside the tokens to generate: shorten it, generate fewer, or allow \
+         truncation"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        found: usize,
+        /// Tokens that fit.
+        budget: usize,
+    },
+    /// The tokenizer lacks a control token of the template.
+    #[error("the vocabulary has no token {token:?}; the template needs it")]
+    NoControlToken {
+        /// The token.
+        token: &'static str,
+    },
+    /// Text that cannot be encoded, or a template that fails.
+    #[error(transparent)]
+    Text(#[from] TextError),
+}
+
+/// What becomes of a prompt that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overflow {
+    /// It is cut by the rule.
+    #[default]
+    Truncate,
+    /// It is an error.
+    Error,
+}
+
+impl std::str::FromStr for Overflow {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "truncate" => Ok(Self::Truncate),
+            "error" => Ok(Self::Error),
+            _ => Err(format!("context overflow cannot be '{text}'; allowed: truncate, error")),
+        }
+    }
+}
+
+/// What a conversation lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Truncation {
+    /// Messages that are gone, a dropped system message included.
+    pub dropped_messages: usize,
+    /// The system message lost its end.
+    pub truncated_system: bool,
+    /// The system message is gone.
+    pub dropped_system: bool,
+    /// The newest message lost its beginning.
+    pub truncated_content: bool,
+    /// Only the end of the rendered ids is left.
+    pub token_fallback: bool,
+}
+
+impl Truncation {
+    /// Whether anything was lost.
+    #[must_use]
+    pub fn is_lossy(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// What a plain text lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct PromptTruncation {
+    /// Its beginning is gone.
+    pub truncated_prompt: bool,
+}
+
+/// Ids that fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fitted<T> {
+    /// At most as many as the budget.
+    pub ids: Vec<TokenId>,
+    /// What was lost.
+    pub truncation: T,
+}
+
+/// Prompt tokens beside `max_tokens` generated ones in a context of `positions`. The last generated token is never fed, but
+/// its position is counted, as the published runtime does.
+///
+/// # Errors
+/// [`WindowError::NoBudget`] where none is left or nothing is to be generated.
+pub fn prompt_budget(positions: u32, max_tokens: u32) -> Result<usize, WindowError> {
+    match positions.checked_sub(max_tokens) {
+        Some(budget) if budget > 0 && max_tokens > 0 => Ok(budget as usize),
+        _ => Err(WindowError::NoBudget { max_tokens, positions }),
+    }
+}
+
+/// The ids of `messages` within `budget`; `render` gives the ids of a list of messages that is never empty. The system message
+/// is the first one if it has that role.
+///
+/// # Errors
+/// [`WindowError`]; errors of `render`.
+pub fn fit<E: From<WindowError>>(
+    messages: &[ChatMessage],
+    budget: usize,
+    overflow: Overflow,
+    render: impl FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>,
+) -> Result<Fitted<Truncation>, E> {
+    if messages.is_empty() {
+        return Err(WindowError::NoMessages.into());
+    }
+    let mut fitter = Fitter { budget, render };
+    let whole = (fitter.render)(messages)?;
+    if whole.len() <= budget {
+        return Ok(Fitted { ids: whole, truncation: Truncation::default() });
+    }
+    match overflow {
+        Overflow::Error => Err(WindowError::TooLong { found: whole.len(), budget }.into()),
+        Overflow::Truncate => fitter.cut(messages, &whole),
+    }
+}
+
+/// The newest `budget` ids of a plain text.
+///
+/// # Errors
+/// [`WindowError::TooLong`] where it is not to be cut.
+pub fn fit_text(ids: &[TokenId], budget: usize, overflow: Overflow) -> Result<Fitted<PromptTruncation>, WindowError> {
+    let truncated_prompt = ids.len() > budget;
+    if truncated_prompt && overflow == Overflow::Error {
+        return Err(WindowError::TooLong { found: ids.len(), budget });
+    }
+    Ok(Fitted { ids: newest(ids, budget), truncation: PromptTruncation { truncated_prompt } })
+}
+
+fn newest(ids: &[TokenId], budget: usize) -> Vec<TokenId> {
+    ids[ids.len().saturating_sub(budget)..].to_vec()
+}
+
+struct Fitter<R> {
+    budget: usize,
+    render: R,
+}
+
+impl<E, R: FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>> Fitter<R> {
+    /// The ids of `messages` if they fit.
+    fn fitting(&mut self, messages: &[ChatMessage]) -> Result<Option<Vec<TokenId>>, E> {
+        let ids = (self.render)(messages)?;
+        Ok((ids.len() <= self.budget).then_some(ids))
+    }
+
+    fn cut(&mut self, messages: &[ChatMessage], whole: &[TokenId]) -> Result<Fitted<Truncation>, E> {
+        let mut truncation = Truncation::default();
+        let has_system = messages.len() > 1 && messages[0].role == "system";
+        let (system, mut turns) = messages.split_at(usize::from(has_system));
+        while turns.len() > 1 {
+            turns = &turns[1..];
+            truncation.dropped_messages += 1;
+            let kept: Vec<ChatMessage> = system.iter().chain(turns).cloned().collect();
+            if let Some(ids) = self.fitting(&kept)? {
+                return Ok(Fitted { ids, truncation });
+            }
+        }
+        // There is one: `messages` is not empty, and a lone system message is a turn.
+        let Some(turn) = turns.first() else { return Ok(Fitted { ids: newest(whole, self.budget), truncation }) };
+        if let Some(system) = system.first() {
+            if let Some(ids) = self.cut_system(system, turn)? {
+                truncation.truncated_system = true;
+                return Ok(Fitted { ids, truncation });
+            }
+            truncation.dropped_system = true;
+            truncation.dropped_messages += 1;
+            if let Some(ids) = self.fitting(std::slice::from_ref(turn))? {
+                return Ok(Fitted { ids, truncation });
+            }
+        }
+        if let Some(ids) = self.cut_content(turn)? {
+            truncation.truncated_content = true;
+            return Ok(Fitted { ids, truncation });
+        }
+        truncation.token_fallback = true;
+        Ok(Fitted { ids: newest(whole, self.budget), truncation })
+    }
+
+    /// With as much of the system message's beginning as fits; `None` where not even one character does.
+    fn cut_system(&mut self, system: &ChatMessage, turn: &ChatMessage) -> Result<Option<Vec<TokenId>>, E> {
+        let text: Vec<char> = system.content.as_deref().unwrap_or_default().chars().collect();
+        let largest = self.largest_fitting(text.len(), |fitter, count| {
+            let shortened = ChatMessage { content: Some(cut(&text, count)), ..system.clone() };
+            fitter.fitting(&[shortened, turn.clone()])
+        })?;
+        Ok(largest.filter(|(count, _)| *count > 0).map(|(_, ids)| ids))
+    }
+
+    /// With as much of the newest message's end as fits, perhaps nothing of it.
+    fn cut_content(&mut self, turn: &ChatMessage) -> Result<Option<Vec<TokenId>>, E> {
+        let text: Vec<char> = turn.content.as_deref().unwrap_or_default().chars().collect();
+        let largest = self.largest_fitting(text.len(), |fitter, count| {
+            let end = text[text.len() - count..].iter().collect();
+            fitter.fitting(&[ChatMessage { content: Some(end), ..turn.clone() }])
+        })?;
+        Ok(largest.map(|(_, ids)| ids))
+    }
+
+    /// The largest count from 0 to `most` that a binary search finds to fit. Token counts do not strictly grow with the text,
+    /// so from there it steps down until one really fits.
+    fn largest_fitting(
+        &mut self,
+        most: usize,
+        mut attempt: impl FnMut(&mut Self, usize) -> Result<Option<Vec<TokenId>>, E>,
+    ) -> Result<Option<(usize, Vec<TokenId>)>, E> {
+        let (mut low, mut high) = (0, most);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if attempt(self, middle)?.is_some() {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        for count in (0..=low).rev() {
+            if let Some(ids) = attempt(self, count)? {
+                return Ok(Some((count, ids)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The first `count` characters, back to the last space of what is there (unless it is at the very beginning) where that
+/// leaves something out, without white space at the end.
+fn cut(text: &[char], count: usize) -> String {
+    let piece: String = text[..count].iter().collect();
+    let trimmed = piece.trim_end();
+    if count == 0 || count == text.len() {
+        return trimmed.to_owned();
+    }
+    match trimmed.rfind(' ') {
+        Some(space) if space > 0 => trimmed[..space].trim_end().to_owned(),
+        _ => trimmed.to_owned(),
+    }
+}
+
+const IM_START: &str = "<|im_start|>";
+const IM_END: &str = "<|im_end|>";
+
+/// The lane's chat template: `<|im_start|>ROLE\nCONTENT<|im_end|>\n` for each message, then `<|im_start|>assistant\n`. Control
+/// tokens are put in by id; everything else is encoded as plain text, so that a literal `<|im_end|>` in a message stays text.
+#[derive(Debug, Clone)]
+pub struct ChatMl {
+    tokenizer: Tokenizer,
+    default_system: String,
+    start: TokenId,
+    end: TokenId,
+    newline: Vec<TokenId>,
+    generation: Vec<TokenId>,
+}
+
+impl ChatMl {
+    /// The template with `default_system` as the system message of conversations that begin with none.
+    ///
+    /// # Errors
+    /// [`WindowError::NoControlToken`], [`WindowError::Text`].
+    pub fn new(tokenizer: &Tokenizer, default_system: &str) -> Result<Self, WindowError> {
+        let control = |token| {
+            let id = tokenizer.token_id(token).filter(|id| tokenizer.is_control(*id));
+            id.ok_or(WindowError::NoControlToken { token })
+        };
+        Ok(Self {
+            start: control(IM_START)?,
+            end: control(IM_END)?,
+            newline: tokenizer.encode("\n", Specials::Plain)?,
+            generation: tokenizer.encode("assistant\n", Specials::Plain)?,
+            default_system: default_system.to_owned(),
+            tokenizer: tokenizer.clone(),
+        })
+    }
+
+    /// The ids of `messages` as they are, and of the answer's beginning.
+    ///
+    /// # Errors
+    /// [`WindowError::Text`].
+    pub fn render(&self, messages: &[ChatMessage]) -> Result<Vec<TokenId>, WindowError> {
+        let mut ids = Vec::new();
+        for ChatMessage { role, content, .. } in messages {
+            ids.push(self.start);
+            let text = format!("{role}\n{}", content.as_deref().unwrap_or_default());
+            self.tokenizer.encode_into(&text, Specials::Plain, &mut ids)?;
+            ids.push(self.end);
+            ids.extend(&self.newline);
+        }
+        ids.push(self.start);
+        ids.extend(&self.generation);
+        Ok(ids)
+    }
+
+    /// The ids of a conversation within `budget`, the default system message put in front where there is none.
+    ///
+    /// # Errors
+    /// [`WindowError`].
+    pub fn fit(
+        &self,
+        messages: &[ChatMessage],
+        budget: usize,
+        overflow: Overflow,
+    ) -> Result<Fitted<Truncation>, WindowError> {
+        let has_system = messages.first().is_none_or(|message| message.role == "system");
+        let default = (!has_system).then(|| ChatMessage::new("system", self.default_system.as_str()));
+        let messages: Vec<ChatMessage> = default.into_iter().chain(messages.iter().cloned()).collect();
+        fit(&messages, budget, overflow, |messages| self.render(messages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_ends_at_a_word() {
+        let text: Vec<char> = "ab cd  ef".chars().collect();
+        let cuts: Vec<String> = (0..=text.len()).map(|count| cut(&text, count)).collect();
+        assert_eq!(cuts, ["", "a", "ab", "ab", "ab", "ab", "ab", "ab", "ab cd", "ab cd  ef"]);
+        let leading: Vec<char> = " abc".chars().collect();
+        assert_eq!(cut(&leading, 3), " ab", "a space at the very beginning is no word's end");
+    }
+
+    #[test]
+    fn the_budget_leaves_room_on_both_sides() {
+        assert_eq!(prompt_budget(64, 32).unwrap(), 32);
+        assert_eq!((prompt_budget(64, 1).unwrap(), prompt_budget(64, 63).unwrap()), (63, 1));
+        for max_tokens in [0, 64, 65, u32::MAX] {
+            let error = prompt_budget(64, max_tokens).unwrap_err().to_string();
+            assert!(error.contains("takes 1 to 63"), "{error}");
+        }
+    }
+}
