@@ -21,6 +21,7 @@ pub mod map;
 pub mod pcg;
 pub mod prefix;
 pub mod pull;
+pub mod q4nx;
 pub mod quant;
 pub mod sampling;
 pub mod sequence;
