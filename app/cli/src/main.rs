@@ -86,6 +86,8 @@ fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
         Command::List(args) => command::list::list(host, &args),
         Command::Rm(args) => command::rm::rm(host, &args),
         Command::Inspect(args) => command::inspect::inspect(host, &args),
+        Command::Pack(args) => command::pack::pack(host, &args),
+        Command::Verify(args) => command::verify::verify(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
         Command::Completions { shell } => {
