@@ -221,6 +221,29 @@ fn a_well_formed_directory_opens() {
 }
 
 #[test]
+fn tiles_of_every_kind_are_given_as_q4_1_or_refused() {
+    let golden = |name: &str| fs::read(format!("{}/tests/data/q4nx/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let mut made = Directory::new();
+    for (part, shape, tile) in [
+        ("self_attn.k", [1, 5120], golden("tile_q4_1.bin")),
+        ("self_attn.v", [1, 4736], golden("tile_q4k.bin")),
+        ("self_attn.o", [1, 8704], golden("tile_q8.bin")),
+    ] {
+        let name = format!("model.layers.0.{part}_proj.weight");
+        made.add(&name, "I8", &shape, tile.len());
+        let start = made.data.len() - tile.len();
+        made.data[start..].copy_from_slice(&tile);
+    }
+    let model = made.open().unwrap();
+    let tile = |part| model.tiled(TensorRole::Layer(0, part)).unwrap().q4_1_tile(0).map(|tile| tile.into_owned());
+    assert_eq!(tile(LayerTensor::K).unwrap(), golden("tile_q4_1.bin"));
+    assert_eq!(tile(LayerTensor::V).unwrap(), golden("tile_q4k_as_q4_1.bin"));
+    let error = tile(LayerTensor::O).unwrap_err().to_string();
+    assert!(error.contains("a Q8 tensor does not fit q4_1 (8-bit codes)"), "{error}");
+    assert!(model.tiled(TensorRole::Layer(0, LayerTensor::K)).unwrap().q4_1_tile(1).is_err());
+}
+
+#[test]
 fn what_does_not_fit_is_refused_in_one_line() {
     type Change = fn(&mut Directory);
     let changes: [(Change, &str); 12] = [

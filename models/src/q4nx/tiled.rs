@@ -1,9 +1,10 @@
 //! A weight matrix stored as tiles, inside a mapped file.
 
 use super::container::{Q4nxFile, TensorEntry};
-use super::tile::{Q8Layout, TILE_COLS, TILE_ELEMENTS, TILE_ROWS, TileError, TileKind};
+use super::tile::{Q8Layout, TILE_COLS, TILE_ELEMENTS, TILE_ROWS, TileError, TileKind, repack_q4k};
 use crate::error::ModelError;
 use crate::map::FileMap;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -109,6 +110,22 @@ impl TiledTensor {
     pub fn tile(&self, index: usize) -> Option<&[u8]> {
         let start = index.checked_mul(self.kind.bytes())?;
         (index < self.tiles).then(|| self.available().get(start..start + self.kind.bytes())).flatten()
+    }
+
+    /// Tile `index` as a q4_1 tile: its own bytes, or those that a Q4_K tile is repacked to.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] where there is no such tile, and for Q8, whose codes do not fit.
+    pub fn q4_1_tile(&self, index: usize) -> Result<Cow<'_, [u8]>, ModelError> {
+        let tile = self.tile(index);
+        let tile = tile.ok_or_else(|| self.bad(format!("wanted tile {index}, found {} tiles", self.tiles)))?;
+        match self.kind {
+            TileKind::Q4_1 => Ok(Cow::Borrowed(tile)),
+            TileKind::Q4K => {
+                repack_q4k(tile).map(|tile| Cow::Owned(tile.to_vec())).map_err(|error| self.tile_error(&error))
+            }
+            TileKind::Q8 => Err(self.tile_error(&TileError::DoesNotFit)),
+        }
     }
 
     /// The mapping behind it.
