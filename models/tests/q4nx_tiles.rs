@@ -38,7 +38,7 @@ fn golden_tiles_decode_bit_for_bit() {
             Q4K,
             "90380f8f738675a71a7e26f3fa3d88b11f2ae1360811af7205531765cac0eee5",
             40.866_7,
-            2.084_014_9,
+            2.084_015,
         ),
         (
             TileDecoder::Q8(Q8Layout::A),

@@ -102,21 +102,29 @@ pub(super) fn code_row(
 
 /// Codes of a group, and its scale and zero as bf16. Not a number where an element is not.
 fn requantize(values: &[f32; GROUP_COLS], codes: &mut [u8; GROUP_COLS]) -> (f32, f32) {
-    let (mut min, mut max) = (values[0], values[0]);
-    let mut sum = 0.0;
-    for value in values {
-        (min, max) = (min.min(*value), max.max(*value));
-        sum += value - value;
-    }
-    if sum != 0.0 {
-        return (f32::NAN, f32::NAN);
-    }
+    let Some((min, max)) = range(values) else { return (f32::NAN, f32::NAN) };
     let (scale, zero) = (bf16_round((max - min) / 15.0), bf16_round(min));
     let divisor = if scale == 0.0 { 1.0 } else { scale };
     for (code, value) in codes.iter_mut().zip(values) {
         *code = round_half_even(((value - zero) / divisor).clamp(0.0, 15.0));
     }
     (scale, zero)
+}
+
+/// Smallest and largest of finite values. Eight lanes, so that the compiler can keep them side by side.
+fn range(values: &[f32; GROUP_COLS]) -> Option<(f32, f32)> {
+    let lanes = values.as_chunks::<8>().0;
+    let (mut min, mut max, mut size) = (lanes[0], lanes[0], [0_u32; 8]);
+    for values in lanes {
+        for lane in 0..8 {
+            let value = values[lane];
+            min[lane] = if value < min[lane] { value } else { min[lane] };
+            max[lane] = if value > max[lane] { value } else { max[lane] };
+            size[lane] = size[lane].max(value.to_bits() & 0x7FFF_FFFF);
+        }
+    }
+    let finite = size.iter().all(|size| *size < f32::INFINITY.to_bits());
+    finite.then(|| (min.into_iter().fold(min[0], f32::min), max.into_iter().fold(max[0], f32::max)))
 }
 
 /// The whole number nearest to `x` of 0 to 15, ties to even: adding 2^23 leaves no fraction.

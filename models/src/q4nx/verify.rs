@@ -244,8 +244,7 @@ struct Sums {
 impl Sums {
     fn take(&mut self, source: f64, written: f64, bound: f64) {
         let error = (written - source).abs();
-        // What is not a number is over every bound.
-        if !(error <= bound) {
+        if error.is_nan() || bound.is_nan() || error > bound {
             self.over += 1;
         }
         let share = if error == 0.0 { 0.0 } else { error / bound };
