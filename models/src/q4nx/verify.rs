@@ -247,8 +247,9 @@ impl Sums {
         if error.is_nan() || bound.is_nan() || error > bound {
             self.over += 1;
         }
-        let share = if error == 0.0 { 0.0 } else { error / bound };
-        self.worst = if share.is_nan() { f64::INFINITY } else { self.worst.max(share) };
+        if error > self.worst * bound {
+            self.worst = error / bound;
+        }
         self.dot += source * written;
         self.source += source * source;
         self.written += written * written;
@@ -485,6 +486,34 @@ impl Reference {
 
 /// A unit in the last place of the f32 nearest to `x`.
 fn ulp(x: f64) -> f64 {
-    let near = x.abs() as f32;
-    f64::from(near.next_up()) - f64::from(near)
+    let power_of_two = f32::from_bits((x.abs() as f32).to_bits() & 0x7F80_0000);
+    (f64::from(power_of_two) * f64::from(f32::EPSILON)).max(f64::from(f32::from_bits(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_in_the_last_place() {
+        for x in [0.0, 1.0, -1.5, 1e-40, 3e38, 0.1, 2.0] {
+            let near = (x as f32).abs();
+            assert_eq!(ulp(x), f64::from(near.next_up()) - f64::from(near), "{x}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_over_every_bound() {
+        let mut sums = Sums::default();
+        for (source, written, bound) in [
+            (f64::NAN, 1.0, 1.0),
+            (1.0, f64::NAN, 1.0),
+            (1.0, f64::INFINITY, 1.0),
+            (1.0, 1.0, f64::NAN),
+            (1.0, 3.0, 1.0),
+        ] {
+            sums.take(source, written, bound);
+        }
+        assert_eq!(sums.over, 5);
+    }
 }
