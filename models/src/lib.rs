@@ -22,6 +22,7 @@ pub mod package;
 pub mod pcg;
 pub mod prefix;
 pub mod pull;
+pub mod q4nx;
 pub mod quant;
 
 pub mod safetensors;

@@ -3,6 +3,7 @@
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
+use crate::q4nx::{TiledTensor, directory};
 use crate::tensor::Tensor;
 use crate::vocabulary::Vocabulary;
 use std::collections::BTreeMap;
@@ -66,6 +67,8 @@ pub enum Format {
     Gguf,
     /// A directory with an xdna1 package ([`crate::package`]).
     Xdna1Package,
+    /// A Q4NX directory.
+    Q4nx,
 }
 
 /// An opened model: configuration, vocabulary, tensors. Holds mappings, no copies.
@@ -76,19 +79,23 @@ pub struct ModelSource {
     config: ModelConfig,
     vocabulary: Vocabulary,
     tensors: BTreeMap<TensorRole, Tensor>,
+    tiled: BTreeMap<TensorRole, TiledTensor>,
 }
 
 impl ModelSource {
-    /// Opens the model at `path`: today a GGUF file.
+    /// Opens the model at `path`: a GGUF file or a Q4NX directory.
     ///
     /// # Errors
     /// [`ModelError`]: what cannot be read, is damaged, incomplete, or declares something that is not implemented.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if path.join(directory::MODEL_FILE).is_file() {
+            return directory::open(path);
+        }
         if path.is_dir() {
             return Err(ModelError::Unsupported {
                 path: path.to_owned(),
                 feature: "a directory as a model".to_owned(),
-                supported: format!("a GGUF file{}", gguf_files_in(path)),
+                supported: format!("a GGUF file, a Q4NX directory{}", gguf_files_in(path)),
             });
         }
         GgufFile::open(path)?.model()
@@ -103,7 +110,14 @@ impl ModelSource {
         vocabulary: Vocabulary,
         tensors: BTreeMap<TensorRole, Tensor>,
     ) -> Self {
-        Self { path, format, config, vocabulary, tensors }
+        Self { path, format, config, vocabulary, tensors, tiled: BTreeMap::new() }
+    }
+
+    /// The same with matrices that are stored as tiles.
+    #[must_use]
+    pub fn with_tiled(mut self, tiled: BTreeMap<TensorRole, TiledTensor>) -> Self {
+        self.tiled = tiled;
+        self
     }
 
     /// File or directory.
@@ -130,7 +144,7 @@ impl ModelSource {
         &self.vocabulary
     }
 
-    /// The tensor of `role`, if the file has it.
+    /// The tensor of `role`, if the file has it as rows.
     #[must_use]
     pub fn tensor(&self, role: TensorRole) -> Option<&Tensor> {
         self.tensors.get(&role)
@@ -139,19 +153,38 @@ impl ModelSource {
     /// The tensor of `role`.
     ///
     /// # Errors
-    /// [`ModelError::Missing`].
+    /// [`ModelError::Missing`]; [`ModelError::Unsupported`] where it is stored as tiles.
     pub fn require(&self, role: TensorRole) -> Result<&Tensor, ModelError> {
-        self.tensor(role).ok_or_else(|| ModelError::Missing {
-            path: self.path.clone(),
-            what: format!("the tensor for {role:?}"),
-            remedy: "the file is incomplete or of another architecture".to_owned(),
+        self.tensor(role).ok_or_else(|| match self.tiled(role) {
+            Some(tiled) => ModelError::Unsupported {
+                path: self.path.clone(),
+                feature: format!("reading {:?}, which is stored as {}, row by row", tiled.name(), tiled.kind().name()),
+                supported: "devices that take tiles; elsewhere use the GGUF file the directory was made from"
+                    .to_owned(),
+            },
+            None => ModelError::Missing {
+                path: self.path.clone(),
+                what: format!("the tensor for {role:?}"),
+                remedy: "the file is incomplete or of another architecture".to_owned(),
+            },
         })
+    }
+
+    /// The tensor of `role`, if the file has it as tiles.
+    #[must_use]
+    pub fn tiled(&self, role: TensorRole) -> Option<&TiledTensor> {
+        self.tiled.get(&role)
+    }
+
+    /// All tensors that are stored as tiles, by role.
+    pub fn tiled_tensors(&self) -> impl Iterator<Item = (TensorRole, &TiledTensor)> {
+        self.tiled.iter().map(|(role, tensor)| (*role, tensor))
     }
 
     /// The head's matrix: [`TensorRole::Head`], or the embedding when tied.
     ///
     /// # Errors
-    /// [`ModelError::Missing`].
+    /// As [`ModelSource::require`].
     pub fn head(&self) -> Result<&Tensor, ModelError> {
         if self.config.tied_head { self.require(TensorRole::TokenEmbedding) } else { self.require(TensorRole::Head) }
     }
@@ -168,7 +201,7 @@ impl ModelSource {
         self.config.rope.inverse_frequencies(&factors)
     }
 
-    /// All tensors by role.
+    /// All tensors that are stored as rows, by role.
     pub fn tensors(&self) -> impl Iterator<Item = (TensorRole, &Tensor)> {
         self.tensors.iter().map(|(role, tensor)| (*role, tensor))
     }

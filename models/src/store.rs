@@ -6,6 +6,7 @@
 
 use crate::catalogue::{Catalogue, Digest, Entry};
 use crate::pull::lock::Lock;
+use crate::q4nx;
 use npuhal_core::error::RunError;
 use npuhal_core::stage::Control;
 use serde::{Deserialize, Serialize};
@@ -81,6 +82,8 @@ pub enum Located<'c> {
     Catalogued(&'c Entry),
     /// To a file.
     File(PathBuf),
+    /// To a Q4NX directory.
+    Directory(PathBuf),
 }
 
 /// A models folder that cannot be used, or a name that leads nowhere.
@@ -325,8 +328,8 @@ impl Store {
         freed.ok_or(StoreError::NotStored { name, folder: self.folder.clone() })
     }
 
-    /// Where `spec` leads: a catalogue name or alias, the path of a file, or the name of a GGUF file in the folder (with or
-    /// without its extension), in this order. `./name` is always a path, as is a name that is no UTF-8.
+    /// Where `spec` leads: a catalogue name or alias, the path of a file or of a Q4NX directory, or the name of a GGUF file in the
+    /// folder (with or without its extension), in this order. `./name` is always a path, as is a name that is no UTF-8.
     ///
     /// # Errors
     /// [`StoreError::UnknownModel`], [`StoreError::NoSuchFile`], [`StoreError::NotAFile`].
@@ -344,6 +347,9 @@ impl Store {
         }
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_file() => return Ok(Located::File(path.to_owned())),
+            Ok(metadata) if metadata.is_dir() && path.join(q4nx::directory::MODEL_FILE).is_file() => {
+                return Ok(Located::Directory(path.to_owned()));
+            }
             Ok(metadata) if spec.contains('/') => {
                 let found = if metadata.is_dir() { "a folder" } else { "something else" };
                 return Err(StoreError::NotAFile { path: path.to_owned(), found });

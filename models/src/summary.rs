@@ -1,5 +1,6 @@
 //! Sizes of a model, for `inspect` and for choosing where to run.
 
+use crate::q4nx::TileKind;
 use crate::source::{LayerTensor, ModelSource, TensorRole};
 use crate::tensor::{Tensor, WeightType};
 use std::collections::BTreeMap;
@@ -76,9 +77,13 @@ pub struct Amount {
 
 impl Amount {
     fn add(&mut self, tensor: &Tensor) {
+        self.count(tensor.rows(), tensor.cols(), tensor.bytes().len());
+    }
+
+    fn count(&mut self, rows: usize, cols: usize, bytes: usize) {
         self.tensors += 1;
-        self.parameters += tensor.rows() as u64 * tensor.cols() as u64;
-        self.bytes += tensor.bytes().len() as u64;
+        self.parameters += rows as u64 * cols as u64;
+        self.bytes += bytes as u64;
     }
 }
 
@@ -89,8 +94,10 @@ pub struct ModelSummary {
     pub total: Amount,
     /// By what they are for.
     pub groups: BTreeMap<ParameterGroup, Amount>,
-    /// By storage type.
+    /// Tensors stored as rows, by storage type.
     pub types: BTreeMap<WeightType, Amount>,
+    /// Matrices stored as tiles, by kind.
+    pub tiles: BTreeMap<TileKind, Amount>,
     /// Weight bytes that decoding one token reads, as stored: every layer, the final norm, the whole head, and one row of
     /// the embedding. The KV cache comes on top: [`crate::ModelConfig::kv_bytes`].
     pub decode_bytes: u64,
@@ -110,6 +117,13 @@ impl ModelSource {
                 TensorRole::TokenEmbedding => tensor.row_bytes(),
                 _ => tensor.bytes().len(),
             } as u64;
+        }
+        for (role, tensor) in self.tiled_tensors() {
+            let (rows, cols, bytes) = (tensor.rows(), tensor.cols(), tensor.len_bytes());
+            summary.total.count(rows, cols, bytes);
+            summary.groups.entry(ParameterGroup::of(role)).or_default().count(rows, cols, bytes);
+            summary.tiles.entry(tensor.kind()).or_default().count(rows, cols, bytes);
+            summary.decode_bytes += bytes as u64;
         }
         summary
     }

@@ -50,8 +50,12 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// Make an xdna1 package of a Hugging Face directory or a GGUF file
     Convert(ConvertArgs),
-    /// Show what a model file holds
+    /// Show what a model file or a packed directory holds
     Inspect(InspectArgs),
+    /// Pack a GGUF file into a Q4NX directory for an NPU
+    Pack(PackArgs),
+    /// Hold a Q4NX directory against the GGUF file it was made from
+    Verify(VerifyArgs),
     /// Show the devices and whether each can be used
     Devices(DevicesArgs),
     /// Find out why the NPU cannot be used, and what to do about it
@@ -68,7 +72,7 @@ pub(crate) enum Command {
 /// Which model, and where it runs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArgs {
-    /// Model: a name of the catalogue or the path of a GGUF file
+    /// Model: a name of the catalogue, or the path of a GGUF file or a Q4NX directory
     #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
     pub(crate) model: OsString,
 
@@ -226,7 +230,7 @@ pub(crate) struct ConvertArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A GGUF file, or a name of the catalogue
+    /// A GGUF file, a Q4NX directory, or a name of the catalogue
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) model: OsString,
 
@@ -237,6 +241,48 @@ pub(crate) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PackArgs {
+    /// A GGUF file of architecture qwen3 or qwen2, or a name of the catalogue
+    #[arg(value_name = "GGUF", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: OsString,
+
+    /// The directory to make
+    #[arg(value_name = "OUT", value_hint = ValueHint::DirPath)]
+    pub(crate) out: PathBuf,
+
+    /// Copy tokenizer.json and tokenizer_config.json from here [default: made from the GGUF file]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) tokenizer: Option<PathBuf>,
+
+    /// Replace a directory that was packed before
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Threads [default: the number of cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// The GGUF file, or a name of the catalogue
+    #[arg(value_name = "GGUF", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: OsString,
+
+    /// The Q4NX directory
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) directory: PathBuf,
+
+    /// Print every tensor, not only layer 0 and what is in no layer
+    #[arg(long)]
+    pub(crate) all: bool,
+
+    /// Threads [default: the number of cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
 }
 
 #[derive(Debug, Args)]

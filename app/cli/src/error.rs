@@ -4,6 +4,7 @@ use npuhal_core::RunError;
 use npuhal_models::generate::GenerateError;
 use npuhal_models::package::PackageError;
 use npuhal_models::pull::PullError;
+use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
 use npuhal_models::{ModelError, TextError};
 use npuhal_registry::{RegistryError, RouteError, SelectionError};
@@ -35,6 +36,11 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
+    Pack(PackError),
+    /// A packed directory that is not what its GGUF file says.
+    #[error("{0}")]
+    Different(String),
+    #[error(transparent)]
     Text(#[from] TextError),
     #[error(transparent)]
     Run(#[from] RunError),
@@ -46,6 +52,15 @@ pub(crate) enum CliError {
     Selection(#[from] SelectionError),
     #[error(transparent)]
     Route(#[from] RouteError),
+}
+
+impl From<PackError> for CliError {
+    fn from(error: PackError) -> Self {
+        match error {
+            PackError::Stopped(RunError::Cancelled) => Self::Interrupted,
+            other => Self::Pack(other),
+        }
+    }
 }
 
 impl CliError {

@@ -101,6 +101,8 @@ fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
         Command::Rm(args) => command::rm::rm(host, &args),
         Command::Convert(args) => command::convert::convert_package(host, &args),
         Command::Inspect(args) => command::inspect::inspect(host, &args),
+        Command::Pack(args) => command::pack::pack(host, &args),
+        Command::Verify(args) => command::verify::verify(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Doctor(args) => command::doctor::doctor(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),

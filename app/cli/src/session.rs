@@ -34,11 +34,11 @@ pub(crate) fn registry() -> Result<Registry, CliError> {
     Ok(Registry::collect(&BUILT_IN)?)
 }
 
-/// The file of the model called `spec`, fetched if the catalogue has it and it is not here.
+/// The file or directory of the model called `spec`, fetched if the catalogue has it and it is not here.
 pub(crate) fn locate(host: &Host, spec: &OsStr) -> Result<PathBuf, CliError> {
     let store = Store::locate(host.global.models_dir.as_deref())?;
     match store.resolve(Catalogue::builtin(), spec)? {
-        Located::File(path) => Ok(path),
+        Located::File(path) | Located::Directory(path) => Ok(path),
         Located::Catalogued(entry) => fetch(host, &store, entry),
         other => Err(CliError::Usage(format!("{}: cannot be opened: {other:?}", spec.display()))),
     }

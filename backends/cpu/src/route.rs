@@ -38,8 +38,8 @@ impl Route for CpuRoute {
         let Some(card) = devices.iter().find(|card| card.generation == Generation::Cpu) else {
             return Fitness::Declines(Decline::Optional(Reason::new("the CPU is not among the usable devices")));
         };
-        let window = check_config(model.config())
-            .map_err(|error| error.to_string())
+        let window = check_rows(model)
+            .and_then(|()| check_config(model.config()).map_err(|error| error.to_string()))
             .and_then(|()| match lane(options.numerics) {
                 Some(lane) => twin::check_config(model.config(), lane).map_err(|error| error.to_string()),
                 None => Ok(()),
@@ -61,6 +61,18 @@ impl Route for CpuRoute {
         let span = SegmentSpan::whole(model.config());
         let segment = open_segment(SegmentRequest { model, span, options, positions: Some(service.window) })?;
         Ok(Session::Stepper(Box::new(Pipeline::new(vec![segment], model.config().layers)?)))
+    }
+}
+
+/// The kernels take weights as rows; a matrix of tiles is for other devices.
+fn check_rows(model: &ModelSource) -> Result<(), String> {
+    match model.tiled_tensors().next() {
+        None => Ok(()),
+        Some((_, tensor)) => Err(format!(
+            "{} is stored as {}, which the CPU does not compute with; use the GGUF file the directory was made from",
+            tensor.name(),
+            tensor.kind().name()
+        )),
     }
 }
 

@@ -45,6 +45,8 @@ pub enum Weights {
     Uniform(WeightType),
     /// As files named `Q4_K_M` are: Q4_K, with Q6_K for the head and every other value and down projection.
     LikeQ4KM,
+    /// Every type somewhere: Q6_K for embedding and head, the matrices of the layers in turn.
+    Mixed,
     /// As such files are where rows are no multiple of 256: Q5_0 with Q8_0 for values and head, Q4_K and Q6_K for the down
     /// projection alone.
     LikeQ4KMFallback,
@@ -61,6 +63,11 @@ impl Weights {
         let important = layer.is_multiple_of(2);
         match (self, name) {
             (Self::Uniform(weight_type), _) => weight_type,
+            (Self::Mixed, "token_embd" | "output") => WeightType::Q6K,
+            (Self::Mixed, _) => {
+                let place = MATRICES.iter().position(|matrix| *matrix == name).unwrap_or(0);
+                WeightType::ALL[(MATRICES.len() * layer + place) % WeightType::ALL.len()]
+            }
             (Self::LikeQ4KM, "output") => WeightType::Q6K,
             (Self::LikeQ4KM, "attn_v" | "ffn_down") if important => WeightType::Q6K,
             (Self::LikeQ4KM, _) => WeightType::Q4K,
@@ -93,6 +100,8 @@ pub struct ModelSpec {
     pub intermediate: usize,
     /// No head of its own.
     pub tied: bool,
+    /// Tokens beside those of [`token_texts`], to be no part of any text.
+    pub spare_tokens: usize,
     /// Base of the RoPE frequencies.
     pub rope_theta: f32,
     /// Linear RoPE scaling.
@@ -116,7 +125,7 @@ impl ModelSpec {
             Weights::Uniform(weight_type) if block(weight_type).0 == 1 => (36, 4, 10, 52),
             Weights::Uniform(weight_type) if block(weight_type).0 == 32 => (96, 16, 10, 160),
             Weights::LikeQ4KMFallback => (96, 16, 10, 256),
-            Weights::Uniform(_) | Weights::LikeQ4KM => (256, 8, 64, 512),
+            Weights::Uniform(_) | Weights::LikeQ4KM | Weights::Mixed => (256, 8, 64, 512),
         };
         Self {
             architecture,
@@ -128,6 +137,7 @@ impl ModelSpec {
             head_dim,
             intermediate,
             tied: architecture != Architecture::Qwen2,
+            spare_tokens: 0,
             rope_theta: 10_000.0,
             rope_factor: None,
             rope_factors: false,
@@ -142,7 +152,7 @@ impl ModelSpec {
     pub fn build(&self) -> GgufFile {
         let mut file = GgufFile { version: 3, metadata: self.metadata(), tensors: Vec::new() };
         let mut random = Random::new(self.seed);
-        let vocab = token_texts().len();
+        let vocab = self.token_texts().len();
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let mut add = |name: &str, layer: Option<usize>, rows: usize, cols: usize| {
             let kind = self.weights.of(name, layer.unwrap_or(0));
@@ -192,9 +202,13 @@ impl ModelSpec {
         file
     }
 
+    fn token_texts(&self) -> Vec<String> {
+        token_texts().into_iter().chain((0..self.spare_tokens).map(|spare| format!("[spare {spare}]"))).collect()
+    }
+
     fn metadata(&self) -> Vec<(String, Value)> {
         let arch = self.architecture.name();
-        let texts = token_texts();
+        let texts = self.token_texts();
         let id = |text: &str| Value::U32(texts.iter().position(|held| held == text).unwrap_or(0) as u32);
         let kinds = texts.iter().map(|text| Value::I32(if text.starts_with("<|") { 3 } else { 1 })).collect();
         let mut pairs = vec![
@@ -317,6 +331,9 @@ fn push_block(kind: WeightType, spread: f64, random: &mut Random, out: &mut Vec<
 fn push_bytes(count: usize, random: &mut Random, out: &mut Vec<u8>) {
     out.extend((0..count).map(|_| random.byte()));
 }
+
+/// Matrices of a layer, in the file's order.
+const MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
 
 const MERGES: [(&str, &str); 7] =
     [("Ġ", "t"), ("Ġt", "h"), ("h", "e"), ("Ġt", "he"), ("l", "l"), ("he", "ll"), ("hell", "o")];

@@ -1,4 +1,4 @@
-//! `npuhal inspect`: what a model file holds, without loading it.
+//! `npuhal inspect`: what a model file or directory holds, without loading it.
 
 use crate::Host;
 use crate::args::InspectArgs;
@@ -6,11 +6,15 @@ use crate::error::CliError;
 use crate::session::locate;
 use crate::terminal::{bytes_text, say};
 use npuhal_models::gguf::GgufFile;
+use npuhal_models::q4nx::Q4nxFile;
+use npuhal_models::q4nx::directory::MODEL_FILE;
+use npuhal_models::q4nx::stamp::{Stamp, StampState};
 use npuhal_models::summary::{Amount, ModelSummary};
 use npuhal_models::template::ChatTemplate;
 use npuhal_models::vocabulary::{TokenKind, Vocabulary};
 use npuhal_models::{ModelConfig, ModelSource};
 use serde_json::{Map, Value, json};
+use std::path::Path;
 
 /// Context lengths whose KV cache is shown, as far as the model reaches.
 const CONTEXTS: [usize; 5] = [512, 2048, 8192, 32_768, 131_072];
@@ -19,6 +23,9 @@ const KV_ELEMENT_BYTES: usize = 2;
 
 pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     let path = locate(host, &args.model)?;
+    if path.is_dir() {
+        return directory(&path, args);
+    }
     let file = GgufFile::open(&path)?;
     // Where the header is sound, what is in it helps to see why the model cannot be run.
     let (mut report, problem) = match file.model() {
@@ -30,6 +37,61 @@ pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     }
     say(&render(&report, args.json))?;
     problem.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// A Q4NX directory.
+fn directory(path: &Path, args: &InspectArgs) -> Result<(), CliError> {
+    let file = Q4nxFile::open(&path.join(MODEL_FILE))?;
+    let mut report = directory_report(path, &file);
+    let model = ModelSource::open(path);
+    if let Ok(model) = &model {
+        extend(&mut report, model_parts(model).map(|(name, part)| (name.to_owned(), part)));
+    }
+    if args.all {
+        let tensors: Map<String, Value> = file
+            .tensors()
+            .iter()
+            .map(|entry| {
+                let kind = entry.tiles().map_or_else(|_| String::new(), |(kind, _)| format!(", {}", kind.name()));
+                (entry.name().to_owned(), Value::String(format!("{} {:?}{kind}", entry.dtype(), entry.shape())))
+            })
+            .collect();
+        extend(&mut report, [("tensor_list".to_owned(), Value::Object(tensors))]);
+    }
+    say(&render(&report, args.json))?;
+    // What is in the file helps to see why the model cannot be run.
+    model.map(drop).map_err(CliError::from)
+}
+
+fn directory_report(path: &Path, file: &Q4nxFile) -> Value {
+    let metadata: Map<String, Value> =
+        file.metadata().iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))).collect();
+    json!({
+        "directory": path.to_string_lossy(),
+        "size": bytes_text(file.map().len() as u64),
+        "format": "Q4NX",
+        "tensors": file.tensors().len(),
+        "metadata": metadata,
+        "provenance": provenance(path),
+        "kernels": if path.join("npu").is_dir() { "npu/" } else { "none" },
+    })
+}
+
+/// Who made the directory. One that this program did not make is used as it is, unchecked.
+fn provenance(path: &Path) -> Value {
+    match Stamp::look(path) {
+        StampState::Found(stamp) => json!({
+            "made_by": format!("{} {}, layout {}", stamp.converter, stamp.converter_version, stamp.layout),
+            "source": stamp.source,
+            "source_size": bytes_text(stamp.source_state.size_bytes),
+            "source_sha256": stamp.source_sha256.to_string(),
+            "note": stamp.foreign().unwrap_or_else(|| "of this version".to_owned()),
+        }),
+        StampState::Missing => json!("no stamp: a foreign directory, trusted as published"),
+        StampState::Damaged { reason } => json!(format!("damaged stamp ({reason}): trusted as published")),
+        StampState::Unreadable { reason } => json!(format!("unreadable stamp ({reason}): trusted as published")),
+        _ => json!("unknown: trusted as published"),
+    }
 }
 
 fn file_report(file: &GgufFile) -> Value {
@@ -44,19 +106,25 @@ fn file_report(file: &GgufFile) -> Value {
 
 fn model_report(file: &GgufFile, model: &ModelSource) -> Value {
     let mut report = file_report(file);
+    extend(&mut report, model_parts(model).map(|(name, part)| (name.to_owned(), part)));
+    report
+}
+
+/// What is known of a model whatever its file.
+fn model_parts(model: &ModelSource) -> [(&'static str, Value); 7] {
     let config = model.config();
     let summary = model.summary();
-    let parts = [
+    let rows = summary.types.iter().map(|(kind, amount)| (kind.to_string(), amount));
+    let tiles = summary.tiles.iter().map(|(kind, amount)| (kind.name().to_owned(), amount));
+    [
         ("architecture", architecture(config)),
         ("parameters", parameters(&summary)),
-        ("types", amounts(summary.types.iter().map(|(kind, amount)| (kind.to_string(), amount)))),
+        ("types", amounts(rows.chain(tiles))),
         ("decode", json!({ "weights_read_for_a_token": bytes_text(summary.decode_bytes) })),
         ("kv_cache_f16", kv_cache(config)),
         ("tokenizer", tokenizer(model.vocabulary())),
         ("template", template(model.vocabulary())),
-    ];
-    extend(&mut report, parts.map(|(name, part)| (name.to_owned(), part)));
-    report
+    ]
 }
 
 /// Puts further entries behind those of an object.

@@ -7,6 +7,8 @@ pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod list;
+pub(crate) mod pack;
 pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod verify;

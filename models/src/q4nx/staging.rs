@@ -1,0 +1,151 @@
+//! A directory that appears whole or not at all: it is filled beside its place under another name, written to the disk, and
+//! renamed. What a killed process leaves behind is swept away by the next one.
+
+use super::error::{PackError, io_error};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory being filled. Removed when dropped before it is published.
+#[derive(Debug)]
+pub(super) struct Staging {
+    path: PathBuf,
+    parent: PathBuf,
+    target: PathBuf,
+    published: bool,
+    /// Locked as long as this process works on it.
+    _lock: File,
+}
+
+impl Staging {
+    /// Makes the directory that will become `target`, whose parent exists.
+    pub(super) fn new(target: &Path) -> Result<Self, PackError> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let Some(name) = target.file_name() else {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "the path does not end in a name");
+            return Err(io_error(target, "make")(source));
+        };
+        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let prefix = format!(".{}.packing-", name.to_string_lossy());
+        sweep(parent, &prefix);
+        loop {
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!("{prefix}{}-{count}", std::process::id()));
+            fs::create_dir(&path).map_err(io_error(&path, "make"))?;
+            let locked = File::open(&path).and_then(|lock| lock.lock().map(|()| lock));
+            // Another process may have taken it for a leftover before it was locked.
+            if !path.exists() {
+                continue;
+            }
+            let lock = locked.map_err(|error| {
+                let _ = fs::remove_dir(&path);
+                io_error(&path, "lock")(error)
+            })?;
+            let (parent, target) = (parent.to_owned(), target.to_owned());
+            return Ok(Self { path, parent, target, published: false, _lock: lock });
+        }
+    }
+
+    /// Where a file of the directory is while it is being filled.
+    pub(super) fn path(&self, file: &str) -> PathBuf {
+        self.path.join(file)
+    }
+
+    /// Writes a whole file, to the disk.
+    pub(super) fn write(&self, file: &str, contents: &[u8]) -> Result<(), PackError> {
+        let path = self.path(file);
+        fs::write(&path, contents).map_err(io_error(&path, "write"))?;
+        File::open(&path).and_then(|file| file.sync_all()).map_err(io_error(&path, "write"))
+    }
+
+    /// Gives the directory its name. With `replace` it takes the place of the one that is there.
+    pub(super) fn publish(mut self, replace: bool) -> Result<(), PackError> {
+        sync_directory(&self.path)?;
+        let renamed = if replace && self.target.exists() {
+            let flags = rustix::fs::RenameFlags::EXCHANGE;
+            rustix::fs::renameat_with(rustix::fs::CWD, &self.path, rustix::fs::CWD, &self.target, flags)
+                .map_err(io::Error::from)
+        } else {
+            // Takes the place of an empty directory, of nothing else.
+            let renamed = fs::rename(&self.path, &self.target);
+            self.published = renamed.is_ok();
+            renamed
+        };
+        renamed.map_err(io_error(&self.target, "make"))?;
+        // What stands at the staging path after an exchange is the old directory, which goes with `self`.
+        sync_directory(&self.parent)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+fn sync_directory(path: &Path) -> Result<(), PackError> {
+    File::open(path).and_then(|directory| directory.sync_all()).map_err(io_error(path, "write"))
+}
+
+/// Removes directories in `parent` that nobody works on any more.
+fn sweep(parent: &Path, prefix: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with(prefix);
+        if let Some(directory) = File::open(entry.path()).ok().filter(|_| ours)
+            && directory.try_lock().is_ok()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn nothing_is_seen_before_it_is_published_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("out");
+        let staging = Staging::new(&target).unwrap();
+        staging.write("a", b"1").unwrap();
+        assert!(!target.exists());
+        drop(staging);
+        assert_eq!(names(folder.path()), [""; 0]);
+        let staging = Staging::new(&target).unwrap();
+        staging.write("a", b"1").unwrap();
+        staging.publish(false).unwrap();
+        assert_eq!(names(folder.path()), ["out"]);
+        let staging = Staging::new(&target).unwrap();
+        staging.write("b", b"2").unwrap();
+        assert!(staging.publish(false).is_err(), "a directory with files is not written over");
+        assert_eq!(names(&target), ["a"]);
+        let staging = Staging::new(&target).unwrap();
+        staging.write("b", b"2").unwrap();
+        staging.publish(true).unwrap();
+        assert_eq!((names(folder.path()), names(&target)), (vec!["out".to_owned()], vec!["b".to_owned()]));
+    }
+
+    #[test]
+    fn leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(".out.packing-1-7")).unwrap();
+        fs::write(folder.path().join(".out.packing-1-7/model.q4nx"), "x").unwrap();
+        let target = folder.path().join("out");
+        let first = Staging::new(&target).unwrap();
+        let second = Staging::new(&target).unwrap();
+        assert_eq!(names(folder.path()).len(), 2, "{:?}", names(folder.path()));
+        drop((first, second));
+        assert!(Staging::new(Path::new("/")).is_err());
+    }
+}
