@@ -183,7 +183,8 @@ fn assert_typed(error: &DeviceError, errno: &str, text: &str) {
 #[test]
 fn a_first_command_that_hangs_times_out_under_every_driver() {
     for (spec, flow) in combinations() {
-        let first = |fault: &str| -> VirtualSpec { format!("virtual:{}?fault={fault}@0", spec.silicon).parse().unwrap() };
+        let first =
+            |fault: &str| -> VirtualSpec { format!("virtual:{}?fault={fault}@0", spec.silicon).parse().unwrap() };
         let run = |fault: &str, patience: Deadline| {
             let spec = first(fault).with_profile(spec.profile);
             let bench = Bench::new(&spec);
@@ -197,7 +198,10 @@ fn a_first_command_that_hangs_times_out_under_every_driver() {
         let what = format!("{spec} {flow:?}");
         let hang = run("timeout", patience());
         let RunError::TimedOut { run: Some(RunIndex(0)), waited, .. } = hang else { panic!("{what}: {hang:?}") };
-        assert!((spec.profile.watchdog()..spec.profile.watchdog() + Duration::from_secs(1)).contains(&waited), "{what}");
+        assert!(
+            (spec.profile.watchdog()..spec.profile.watchdog() + Duration::from_secs(1)).contains(&waited),
+            "{what}"
+        );
         // The caller's deadline comes first.
         let hang = run("timeout", Deadline::within(Duration::from_millis(700)));
         let RunError::TimedOut { run: Some(RunIndex(0)), waited, .. } = hang else { panic!("{what}: {hang:?}") };
