@@ -78,7 +78,8 @@ impl Identity {
 /// One NPU on the PCI bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundNpu {
-    /// Id of its card, unique among those found: `npu1`, `npu5`, `npu5@0000:c5:00.1` for a second one.
+    /// Id of its card, unique among those found, as it is written behind `--device`: `npu1`, `npu5`; for the second of a
+    /// kind `amdxdna:` and its PCI address.
     pub id: String,
     /// PCI address.
     pub pci_address: String,
@@ -143,7 +144,7 @@ pub fn enumerate(roots: &Roots) -> Vec<FoundNpu> {
     for i in 0..npus.len() {
         let is_taken = npus[..i].iter().any(|other| other.id == npus[i].id);
         if is_taken {
-            npus[i].id = format!("{}@{}", npus[i].id, npus[i].pci_address);
+            npus[i].id = format!("{MODULE}:{}", npus[i].pci_address);
         }
     }
     npus

@@ -80,6 +80,20 @@ pub struct DriverVersion {
     pub patch: i32,
 }
 
+impl DriverVersion {
+    /// Time without progress after which the driver ends a command, unless its parameters say otherwise: 60 s in the first
+    /// mainline releases, 2 s since (`tdr_timeout_ms`, `timeout_in_sec`). Where the change was between two versions that are
+    /// known, the longer time is assumed.
+    #[must_use]
+    pub const fn watchdog(&self) -> Duration {
+        const FIRST_WITH_SHORT_WATCHDOG: i32 = 16;
+        match self.major == 0 && self.minor < FIRST_WITH_SHORT_WATCHDOG {
+            true => Duration::from_secs(60),
+            false => Duration::from_secs(2),
+        }
+    }
+}
+
 /// Type of a buffer object; the numbers are those of `amdxdna_create_bo.type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]

@@ -167,7 +167,14 @@ pub fn explain(operation: Operation, errno: Errno) -> Explanation {
             "close other NPU programs; see `sudo dmesg | grep amdxdna`",
         ),
         (Op::CreateContext, Errno::EEXIST) => ("the driver's context number is taken", RELOAD),
-        (Op::CreateContext, Errno::EIO | Errno::ETIME | Errno::ETIMEDOUT) => ("the firmware does not answer", RELOAD),
+        // Published for npu1: with six contexts in use the seventh ends in ETIMEDOUT.
+        (Op::CreateContext, Errno::ETIME | Errno::ETIMEDOUT) => (
+            "the firmware did not answer: all its hardware contexts are in use (6 on npu1, 16 on npu4 to npu6, over all \
+             programs), or it hangs",
+            "close a model or another NPU program first; if none is running: `sudo dmesg | grep amdxdna`, then \
+             `sudo modprobe -r amdxdna && sudo modprobe amdxdna`",
+        ),
+        (Op::CreateContext, Errno::EIO) => ("the firmware does not answer", RELOAD),
         (Op::ConfigureUnits, Errno::E2BIG) => ("more compute units than the driver accepts", ""),
         (Op::ConfigureUnits, Errno::EINVAL) => {
             ("unknown context, units configured already, or a configuration that is not in device memory", BUG)
@@ -262,6 +269,13 @@ mod tests {
         assert!(meaning(Operation::CreateContext, Errno::ENOENT).contains("no device heap"));
         assert!(meaning(Operation::Submit, Errno::ENOENT).contains("buffer of the command"));
         assert!(meaning(Operation::CreateContext, Errno::ENODEV).contains("columns"));
+        for errno in [Errno::ETIMEDOUT, Errno::ETIME, Errno::EAGAIN, Errno::EBUSY, Errno::ENOSPC] {
+            let explanation = explain(Operation::CreateContext, errno);
+            assert!(explanation.meaning.contains("hardware contexts"), "{errno}: {}", explanation.meaning);
+            assert!(explanation.remedy.contains("close a model or another NPU program"), "{errno}");
+        }
+        assert!(explain(Operation::CreateContext, Errno::ETIMEDOUT).remedy.contains("modprobe"));
+        assert!(!meaning(Operation::Wait, Errno::ETIMEDOUT).contains("hardware contexts"));
         assert!(meaning(Operation::Submit, Errno::ENODEV).contains("gone"));
         assert!(meaning(Operation::ConfigureUnits, Errno::E2BIG).contains("more compute units"));
         assert!(meaning(Operation::Export, Errno::EOPNOTSUPP).contains("cannot be exported"));

@@ -79,6 +79,9 @@ impl Loader {
                 let key = format!("{kernel} on {columns} columns");
                 self.cache.get_or_insert(image, &key, || full_elf(image, kernel, *columns))
             }
+            (_, Program::Builtin { name }) => {
+                Err(bad_program(name, "built-in programs are the CPU's; an NPU takes compiled code".to_owned()))
+            }
             (Base::Units(_), _) => {
                 Err(wrong_kind("an instruction stream or a partial ELF for one of its compute units"))
             }

@@ -217,7 +217,8 @@ impl BufferObject for MemoryObject {
 
     fn fill_with(&self, range: Range<u64>, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), DeviceError> {
         let _access = self.access()?;
-        let len_bytes = range.end.saturating_sub(range.start);
+        // A range that ends before it starts is as wrong as one that ends too late.
+        let len_bytes = range.end.checked_sub(range.start).unwrap_or(u64::MAX);
         self.check(range.start, len_bytes)
             .and_then(|()| self.invalidate_edges(range.start, len_bytes))
             .and_then(|()| self.fill_in_place(range.start, len_bytes, fill))

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 /// How long a dropped submission is waited for: the longest watch-dog of a driver is 60 s.
 const DROP_PATIENCE: Duration = Duration::from_secs(65);
-/// How long the header of the first command of a context may lag behind its fence: longer than the watch-dog of current
-/// drivers. Point 0 of a timeline has a meaning of its own there.
+/// Added to the driver's watch-dog: how long the header of the first command of a context may lag behind its fence. Point 0
+/// of a timeline has a meaning of its own, so that its fence may be reported long before the command ends: there the header
+/// alone says how it ended, and the watch-dog is what ends a command that hangs.
 const FIRST_COMMAND_GRACE: Duration = Duration::from_millis(2500);
 
 /// What a submission keeps alive.
@@ -95,6 +96,7 @@ impl NpuSubmission {
         };
         let driver = self.core().session().driver();
         let mut interrupted = 0;
+        let grace = self.core().session().version().watchdog() + FIRST_COMMAND_GRACE;
         let mut grace_ends = None;
         loop {
             if is_final(header(command)) {
@@ -107,7 +109,7 @@ impl NpuSubmission {
                 Ok(()) if is_final(header(command)) => return Waited::Final,
                 Ok(()) if *sequence == 0 => {
                     let now = driver.now();
-                    let ends = *grace_ends.get_or_insert(now.saturating_add(FIRST_COMMAND_GRACE));
+                    let ends = *grace_ends.get_or_insert(now.saturating_add(grace));
                     if deadline.is_some_and(|deadline| now >= deadline) {
                         return Waited::DeadlinePassed;
                     }

@@ -5,7 +5,7 @@ use crate::array::program::CoreProgramTable;
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use crate::driver::VirtualDriver;
 use crate::execute::Outcome;
-use crate::fault::{Call, FaultState};
+use crate::fault::{Call, FaultState, RunFault};
 use crate::objects::{Bo, Objects};
 use crate::spec::VirtualSpec;
 use npuhal_amdxdna::NpuIdentity;
@@ -142,6 +142,21 @@ impl VirtualDevice {
             pdi_loads: state.pdi_loads,
             commands: state.commands,
         }
+    }
+
+    /// Lets a run of the next submission meet `fault`: 0 is its first run. Adds to the plan of the device's URI.
+    pub fn inject(&self, run: u64, fault: RunFault) {
+        let mut state = self.lock();
+        let waiting = state.contexts.values().flat_map(|context| &context.queue).filter(|job| job.running.is_none());
+        let waiting: u64 = waiting.map(|job| job.entries.as_ref().map_or(1, Vec::len) as u64).sum();
+        let run = state.faults.runs() + waiting + run;
+        state.faults.add(run, fault);
+    }
+
+    /// Takes back the faults of runs that have not started, those of the URI included. Commands start as late as they can:
+    /// what nobody has waited for has not started.
+    pub fn forget_faults_of_runs(&self) {
+        self.lock().faults.forget_runs_to_come();
     }
 
     /// The device disappears, as if unplugged: commands in flight are aborted and every call fails with `ENODEV`.

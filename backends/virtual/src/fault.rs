@@ -413,6 +413,17 @@ impl FaultState {
         })
     }
 
+    /// Adds a fault of a run.
+    pub(crate) fn add(&mut self, run: u64, fault: RunFault) {
+        self.plan.faults.push(Fault::Run { run, fault });
+    }
+
+    /// Forgets the faults of runs that have not started.
+    pub(crate) fn forget_runs_to_come(&mut self) {
+        let runs = self.runs;
+        self.plan.faults.retain(|fault| !matches!(fault, Fault::Run { run, .. } if *run >= runs));
+    }
+
     /// Runs counted so far.
     pub(crate) fn runs(&self) -> u64 {
         self.runs

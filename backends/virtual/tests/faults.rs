@@ -6,21 +6,16 @@ use common::{Bench, COPY_WORDS, Flow, buffers, combinations, copy_kit, patience,
 use npuhal_amdxdna::NpuDevice;
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_core::card::DeviceCard;
-use npuhal_core::device::{Completion, ContextState, Device, RunIndex};
+use npuhal_core::device::{Completion, ContextState, Deadline, Device, RunIndex};
 use npuhal_core::{DeviceError, RunError};
 use npuhal_virtual::{DiagnosisKind, Fault, FaultPlan, Profile, RunFault, Statistics, VirtualDevice, VirtualSpec};
+use std::time::Duration;
 
 /// What the client has to make of a fault of run 1 in a list of three.
 fn is_right(fault: RunFault, spec: &VirtualSpec, result: &Result<Completion, RunError>) -> bool {
     let at = |run: &Option<RunIndex>, index| *run == Some(RunIndex(index));
     match (fault, result) {
         (RunFault::Late(_), Ok(completion)) => completion.runs == 3,
-        // The first command of a context: the driver's 60 s watch-dog is longer than the client looks at its header.
-        (RunFault::Timeout | RunFault::CorruptHealth, Err(RunError::Failed { state, .. }))
-            if spec.profile == Profile::MainlineOld =>
-        {
-            state == "NEW"
-        }
         (RunFault::Timeout, Err(RunError::TimedOut { run, detail, .. })) => {
             at(run, 1) && detail.contains("operation 17") == spec.has_health_record()
         }
@@ -181,6 +176,39 @@ fn assert_typed(error: &DeviceError, errno: &str, text: &str) {
         | DeviceError::ContextLimit { .. }
         | DeviceError::ContextLost { .. } => {}
         other => panic!("{text}: {other:?}"),
+    }
+}
+
+/// The fence of a context's first command says nothing: its header does, until the driver's watch-dog has passed.
+#[test]
+fn a_first_command_that_hangs_times_out_under_every_driver() {
+    for (spec, flow) in combinations() {
+        let first =
+            |fault: &str| -> VirtualSpec { format!("virtual:{}?fault={fault}@0", spec.silicon).parse().unwrap() };
+        let run = |fault: &str, patience: Deadline| {
+            let spec = first(fault).with_profile(spec.profile);
+            let bench = Bench::new(&spec);
+            let (mut context, kernel) = bench.load(&copy_kit(spec.silicon, flow), flow).unwrap();
+            let (a, b) = (bench.empty(COPY_WORDS).unwrap(), bench.empty(COPY_WORDS).unwrap());
+            a.write(0, &[0; 4 * COPY_WORDS]).unwrap();
+            let mut list = context.runlist();
+            list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
+            list.submit().unwrap().wait(patience).unwrap_err()
+        };
+        let what = format!("{spec} {flow:?}");
+        let hang = run("timeout", patience());
+        let RunError::TimedOut { run: Some(RunIndex(0)), waited, .. } = hang else { panic!("{what}: {hang:?}") };
+        assert!(
+            (spec.profile.watchdog()..spec.profile.watchdog() + Duration::from_secs(1)).contains(&waited),
+            "{what}"
+        );
+        // The caller's deadline comes first.
+        let hang = run("timeout", Deadline::within(Duration::from_millis(700)));
+        let RunError::TimedOut { run: Some(RunIndex(0)), waited, .. } = hang else { panic!("{what}: {hang:?}") };
+        assert_eq!(waited.as_millis(), 700, "{what}");
+        // What is refused ends without a final state: that is known once no watch-dog can be running any more.
+        let refused = run("reject", patience());
+        assert!(matches!(&refused, RunError::Failed { state, .. } if state == "NEW"), "{what}: {refused:?}");
     }
 }
 

@@ -97,7 +97,7 @@ fn rich_program() -> ProgramDescription {
 
 fn rich_kit(silicon: Silicon) -> Kit {
     let image = kit::image(1, &rich_program()).unwrap();
-    Kit { name: "rich".to_owned(), columns: 1, image, code: rich_code(silicon), buffers: 2 }
+    Kit { name: "rich".to_owned(), columns: 1, image, image_id: 1, code: rich_code(silicon), buffers: 2 }
 }
 
 /// The result, by the published address formula.

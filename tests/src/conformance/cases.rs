@@ -2,7 +2,9 @@
 
 use super::rig::{PATIENCE, Rig, args, complete, contents, ensure, expect, ok, refused, wait};
 use super::{CaseFn, TestProgram};
-use npuhal_core::device::{Arg, ArgKind, BufferObject, BufferRef, BufferSpec, ContextState, Program, RunIndex};
+use npuhal_core::device::{
+    Arg, ArgKind, BufferObject, BufferRef, BufferSpec, ContextState, Kernel, Program, RunIndex, Runlist,
+};
 use npuhal_core::error::DeviceError;
 use std::any::Any;
 use std::future::Future;
@@ -28,6 +30,8 @@ pub(super) const CASES: &[(&str, CaseFn)] = &[
     ("rebind_refuses_what_does_not_fit", rebind_refuses_what_does_not_fit),
     ("set_arg_exchanges_one_argument", set_arg_exchanges_one_argument),
     ("wrong_arguments_are_refused", wrong_arguments_are_refused),
+    ("missing_arguments_are_refused", missing_arguments_are_refused),
+    ("small_buffers_are_refused", small_buffers_are_refused),
     ("kernels_of_another_context_are_refused", kernels_of_another_context_are_refused),
     ("empty_lists_are_refused", empty_lists_are_refused),
     ("buffers_outlive_their_context", buffers_outlive_their_context),
@@ -273,25 +277,45 @@ fn wrong_arguments_are_refused(rig: &Rig<'_>) -> Result<(), String> {
     let mut context = rig.context()?;
     let copy = rig.kernel(&mut *context, TestProgram::Copy)?;
     let (from, to) = (rig.filled(&rig.vector(2))?, rig.empty()?);
-    let small = ok("slice", to.slice(0..rig.vector_bytes() / 2))?;
     let foreign = BufferRef::whole(Arc::new(ForeignBuffer(rig.vector_bytes())));
     let mut list = context.runlist();
     let from = Arg::Buffer(from);
     let wrong = [
-        ("too few", vec![from.clone()]),
         ("too many", vec![from.clone(), Arg::Buffer(to.clone()), Arg::Buffer(to.clone())]),
         ("a scalar for a buffer", vec![from.clone(), Arg::U64(1)]),
-        ("a small buffer", vec![from.clone(), Arg::Buffer(small)]),
         ("a foreign buffer", vec![from.clone(), Arg::Buffer(foreign)]),
     ];
     for (what, args) in wrong {
-        let error = refused(what, list.push(&*copy, &args))?;
-        let fits = matches!(&error, DeviceError::BadArgument { wanted, found, .. } if wanted != found);
-        ensure(fits, || format!("{what}: wanted BadArgument, found {error:?}"))?;
+        refuse_arguments(&mut *list, &*copy, what, &args)?;
     }
     ensure(list.is_empty(), || "a refused run was appended".to_owned())?;
     ok("push", list.push(&*copy, &[from, Arg::Buffer(to)]))?;
     complete(&mut *list).map(|_| ())
+}
+
+fn refuse_arguments(list: &mut dyn Runlist, kernel: &dyn Kernel, what: &str, args: &[Arg]) -> Result<(), String> {
+    let error = refused(what, list.push(kernel, args))?;
+    let fits = matches!(&error, DeviceError::BadArgument { wanted, found, .. } if wanted != found);
+    ensure(fits, || format!("{what}: wanted BadArgument, found {error:?}"))
+}
+
+fn missing_arguments_are_refused(rig: &Rig<'_>) -> Result<(), String> {
+    let mut context = rig.context()?;
+    let copy = rig.kernel(&mut *context, TestProgram::Copy)?;
+    let (mut list, from) = (context.runlist(), rig.filled(&rig.vector(2))?);
+    refuse_arguments(&mut *list, &*copy, "no argument", &[])?;
+    refuse_arguments(&mut *list, &*copy, "too few", &args([&from]))?;
+    ensure(list.is_empty(), || "a refused run was appended".to_owned())
+}
+
+fn small_buffers_are_refused(rig: &Rig<'_>) -> Result<(), String> {
+    let mut context = rig.context()?;
+    let copy = rig.kernel(&mut *context, TestProgram::Copy)?;
+    let (from, to) = (rig.filled(&rig.vector(2))?, rig.empty()?);
+    let small = ok("slice", to.slice(0..rig.vector_bytes() / 2))?;
+    let mut list = context.runlist();
+    refuse_arguments(&mut *list, &*copy, "a small buffer", &args([&from, &small]))?;
+    ensure(list.is_empty(), || "a refused run was appended".to_owned())
 }
 
 fn kernels_of_another_context_are_refused(rig: &Rig<'_>) -> Result<(), String> {

@@ -29,7 +29,7 @@ impl AmdxdnaFactory {
             DeviceAddress::Path { scheme, path } if scheme == SCHEME => {
                 npu.pci_address == *path || npu.node.as_deref() == Some(Path::new(path))
             }
-            _ => card(npu).is_some_and(|card| card.id == id),
+            _ => npu.id == id,
         })
     }
 }
@@ -44,7 +44,7 @@ impl DeviceFactory for AmdxdnaFactory {
     }
 
     fn enumerate(&self) -> Vec<DeviceCard> {
-        enumerate(&self.roots()).iter().filter_map(card).collect()
+        enumerate(&self.roots()).iter().filter_map(FoundNpu::card).collect()
     }
 
     fn absence(&self) -> String {
@@ -62,7 +62,7 @@ impl DeviceFactory for AmdxdnaFactory {
     }
 
     fn resolve(&self, uri: &DeviceUri) -> Option<DeviceCard> {
-        let card = card(&self.find(&uri.address)?)?;
+        let card = self.find(&uri.address)?.card()?;
         Some(DeviceCard { id: uri.id(), ..card })
     }
 
@@ -99,16 +99,6 @@ impl DeviceFactory for AmdxdnaFactory {
             remedy: "npuhal doctor".to_owned(),
         })?;
         Ok(Box::new(NpuDevice::open_found(&npu)?))
-    }
-}
-
-/// The card of an NPU, with an id that can be written behind `--device`.
-fn card(npu: &FoundNpu) -> Option<DeviceCard> {
-    let card = npu.card()?;
-    match card.id.parse::<DeviceUri>() {
-        Ok(_) => Some(card),
-        // The second of its kind has no short name.
-        Err(_) => Some(DeviceCard { id: format!("{SCHEME}:{}", npu.pci_address), ..card }),
     }
 }
 

@@ -41,7 +41,7 @@ pub fn copy(silicon: Silicon, version: Version, words: u32, streams: u8, portion
         code.wait(await_output(column, channel));
     }
     let image = image(columns, &program)?;
-    Ok(Kit { name: "copy".to_owned(), columns, image, code: code.into_stream(), buffers: 2 })
+    Ok(Kit { name: "copy".to_owned(), columns, image, image_id: COPY as u16, code: code.into_stream(), buffers: 2 })
 }
 
 /// Multiplies `elements` 32-bit integers of buffer 0 by the one of buffer 1 into buffer 2.
@@ -60,7 +60,8 @@ pub fn vector_scale(silicon: Silicon, version: Version, elements: u32, portion: 
     task(&mut code, 0, Direction::Mm2s, 0, 2, elements, 0, 0)?;
     code.wait(await_output(0, 0));
     let image = image(1, &program)?;
-    Ok(Kit { name: "vector_scale".to_owned(), columns: 1, image, code: code.into_stream(), buffers: 3 })
+    let (name, image_id) = ("vector_scale".to_owned(), VECTOR_SCALE as u16);
+    Ok(Kit { name, columns: 1, image, image_id, code: code.into_stream(), buffers: 3 })
 }
 
 /// One linear task: descriptor, address of a buffer, queue entry. Outputs issue a token.

@@ -31,7 +31,6 @@ pub const VECTOR_SCALE: u32 = 2;
 const KERNEL_ID: u64 = 0x901;
 /// Section of the image in a full ELF.
 const PDI_SECTION: &str = ".pdi.1";
-const PDI_ID: u16 = 1;
 /// Offset of the address in a LOADPDI operation.
 const LOADPDI_ADDRESS_AT: usize = 8;
 /// First buffer in the argument map of open-toolchain kernels; mode, code address and code length come first.
@@ -78,6 +77,8 @@ pub struct Kit {
     pub columns: u8,
     /// Configuration image.
     pub image: Vec<u8>,
+    /// Id under which a full ELF loads the image. Kernels of one context that need different images need different ids.
+    pub image_id: u16,
     /// Control code of a run, with `DDR_PATCH` operations for the buffers and without `LOADPDI`.
     pub code: Stream,
     /// Buffer arguments.
@@ -169,7 +170,7 @@ impl Kit {
             reason: format!("an image of {} bytes", image.len()),
         })?;
         if loads_image {
-            stream.ops.insert(0, OpKind::LoadPdi { id: PDI_ID, size_bytes, address: 0 }.into());
+            stream.ops.insert(0, OpKind::LoadPdi { id: self.image_id, size_bytes, address: 0 }.into());
         }
         let load_at = stream.op_offsets().first().map_or(0, |at| at + LOADPDI_ADDRESS_AT);
         let AssembledCode { code, patches } = assemble(stream)?;
