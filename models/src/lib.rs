@@ -16,6 +16,7 @@ pub mod detokenizer;
 pub mod error;
 pub mod generate;
 pub mod gguf;
+pub mod hub_text;
 pub mod logprobs;
 pub mod map;
 pub mod pcg;
@@ -32,6 +33,7 @@ pub mod summary;
 pub mod template;
 pub mod tensor;
 pub mod text_error;
+pub mod text_rules;
 pub mod tokenizer;
 pub mod vocabulary;
 

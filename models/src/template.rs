@@ -276,11 +276,12 @@ pub fn encode_chat(
     let mut ids = Vec::with_capacity(rendered.len() / 4 + 1);
     let mut start = 0;
     for (id, range) in tokenizer.find_added(&rendered).filter(|(id, _)| tokenizer.is_control(*id)) {
-        tokenizer.encode_into(&seal.unseal(&rendered[start..range.start]), Specials::Plain, &mut ids)?;
+        let text = seal.unseal(&rendered[start..range.start]);
+        tokenizer.encode_part(&text, Specials::Plain, start == 0, &mut ids)?;
         ids.push(id);
         start = range.end;
     }
-    tokenizer.encode_into(&seal.unseal(&rendered[start..]), Specials::Plain, &mut ids)?;
+    tokenizer.encode_part(&seal.unseal(&rendered[start..]), Specials::Plain, start == 0, &mut ids)?;
     Ok(ids)
 }
 
