@@ -34,6 +34,7 @@ pub mod template;
 pub mod tensor;
 pub mod text_error;
 pub mod text_rules;
+pub mod thinking;
 pub mod tokenizer;
 pub mod vocabulary;
 

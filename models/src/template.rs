@@ -35,6 +35,8 @@ const BUDGET_BYTES: usize = 64 << 20;
 const BUDGET_PER_INPUT_BYTE: usize = 32;
 /// Name of the template in the engine.
 const NAME: &str = "chat_template";
+/// Name of the template for conversations with tools.
+const TOOL_USE: &str = "tool_use";
 /// Names of the built-in templates, for messages.
 const BUILTIN: &str = "ChatML with <|im_start|> and <|im_end|>, Llama 3 with <|start_header_id|>";
 
@@ -125,12 +127,15 @@ pub struct ChatTemplate {
     source: TemplateSource,
     bos_token: String,
     eos_token: String,
+    /// The template for conversations with tools, where there is another.
+    for_tools: Option<Box<Self>>,
 }
 
 impl ChatTemplate {
     /// The template of a model, or a built-in one that fits its vocabulary.
     ///
-    /// `eos_token` of the template is that one of the vocabulary's eos tokens which the template names, else the first.
+    /// `eos_token` of the template is the vocabulary's; where it has none, that one of the tokens which end a text that the
+    /// template names, else the first. A template called `tool_use` is the one for conversations with tools.
     ///
     /// # Errors
     /// [`TextError::NotAChatModel`], or a template that is not valid.
@@ -143,10 +148,26 @@ impl ChatTemplate {
             _ => return Err(TextError::NotAChatModel { builtin: BUILTIN }),
         };
         let token = |id: &TokenId| vocabulary.tokens.get(*id as usize).map_or("", String::as_str);
-        let named = vocabulary.eos.iter().map(token).find(|eos| !eos.is_empty() && text.contains(eos));
-        let eos_token = named.or_else(|| vocabulary.eos.first().map(token)).unwrap_or_default();
+        let named = || vocabulary.eos.iter().map(token).find(|eos| !eos.is_empty() && text.contains(eos));
+        let stated = vocabulary.eos_token.as_ref().map(token);
+        let eos_token = stated.or_else(named).or_else(|| vocabulary.eos.first().map(token)).unwrap_or_default();
         let bos_token = vocabulary.bos.as_ref().map(token).unwrap_or_default();
-        Self::new(text, source, bos_token, eos_token)
+        let template = Self::new(text, source, bos_token, eos_token)?;
+        Ok(match vocabulary.named_templates.get(TOOL_USE) {
+            Some(text) if source == TemplateSource::Model => {
+                Self { for_tools: Some(Box::new(Self::new(text, source, bos_token, eos_token)?)), ..template }
+            }
+            _ => template,
+        })
+    }
+
+    /// The template for a conversation: another one where there are tools.
+    fn suited_to(&self, input: &ChatInput) -> &Self {
+        let has_tools = input.tools.as_ref().is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
+        match &self.for_tools {
+            Some(template) if has_tools && input.tools != Some(Value::Null) => template,
+            _ => self,
+        }
     }
 
     /// The template `text`.
@@ -159,6 +180,7 @@ impl ChatTemplate {
             source,
             bos_token: bos_token.to_owned(),
             eos_token: eos_token.to_owned(),
+            for_tools: None,
         };
         rewrite::check_shape(&template.text, WHITESPACE)?;
         template.compile()?;
@@ -182,7 +204,7 @@ impl ChatTemplate {
     /// # Errors
     /// What the template refuses ([`TextError::TemplateRaised`]), fails at, or exceeds.
     pub fn render(&self, input: &ChatInput) -> Result<String, TextError> {
-        self.render_values(&Values::new(input)?, input)
+        self.suited_to(input).render_values(&Values::new(input)?, input)
     }
 
     fn render_values(&self, values: &Values, input: &ChatInput) -> Result<String, TextError> {
@@ -269,6 +291,7 @@ pub fn encode_chat(
     template: &ChatTemplate,
     input: &ChatInput,
 ) -> Result<Vec<TokenId>, TextError> {
+    let template = template.suited_to(input);
     let mut values = Values::new(input)?;
     let seal = Seal::new(tokenizer, template.text(), values.all())?;
     values.all_mut().for_each(|value| seal.seal_value(value));
