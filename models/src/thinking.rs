@@ -4,6 +4,10 @@
 //! white space before it; the text may also begin inside one, because the template has opened it. A block that is not closed is
 //! all thoughts. White space at the start of either part is dropped.
 
+mod answer;
+
+pub use answer::{Thinking, ThoughtfulAnswer};
+
 use crate::text_error::TextError;
 use crate::tokenizer::{Specials, Tokenizer};
 use npuhal_core::stage::TokenId;

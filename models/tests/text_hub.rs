@@ -28,6 +28,14 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
     KINDS.iter().map(|(name, text)| (*name, tokenizer(&stored(text)["tokenizer"].to_string()))).collect()
 });
 
+/// Writes a measurement past the test harness.
+macro_rules! told {
+    ($($part:tt)*) => {{
+        use std::io::Write;
+        writeln!(std::io::stderr(), $($part)*).unwrap();
+    }};
+}
+
 fn stored(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
@@ -140,7 +148,7 @@ fn published_files() {
         let vocabulary = HubTextFiles::read(&root.join(name)).unwrap().vocabulary(262_144).unwrap();
         let read = start.elapsed();
         let tokenizer = Tokenizer::from_vocabulary(&vocabulary).unwrap();
-        println!(
+        told!(
             "{name}: read {read:?}, built {:?}; bos {:?} add {} eos {:?}",
             start.elapsed() - read,
             tokenizer.bos(),
@@ -158,7 +166,7 @@ fn published_files() {
             bytes += text.len();
             assert_eq!(tokenizer.encode(text, Specials::Parse).unwrap(), ids(&case["ids"]), "{name}: {text:?}");
         }
-        println!("{name}: {} cases, {bytes} bytes in {:?}", cases.len(), start.elapsed());
+        told!("{name}: {} cases, {bytes} bytes in {:?}", cases.len(), start.elapsed());
         if name == "llama2" {
             // The same tokens with scores in place of merges, as GGUF files have them.
             let scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
@@ -181,7 +189,7 @@ fn published_files() {
         }
         let long = "The quick brown fox jumps over the lazy dog. ".repeat(1 << 15);
         let (start, ids) = (Instant::now(), tokenizer.encode(&long, Specials::Plain).unwrap());
-        println!("{name}: {} bytes to {} ids in {:?}", long.len(), ids.len(), start.elapsed());
+        told!("{name}: {} bytes to {} ids in {:?}", long.len(), ids.len(), start.elapsed());
         assert_eq!(tokenizer.decode(&ids, ControlTokens::Hide), long);
     }
 }
@@ -278,7 +286,8 @@ fn contradictions_are_refused() {
         files.vocabulary(64).unwrap_err().to_string()
     };
     let config = |text: &str| Some(text.as_bytes().to_vec());
-    let cases: [(&dyn Fn(&mut HubTextFiles, &mut Value), &str); 12] = [
+    type Change<'c> = &'c dyn Fn(&mut HubTextFiles, &mut Value);
+    let cases: [(Change<'_>, &str); 12] = [
         (&|_, v| v["added_tokens"][0]["id"] = json!(8), "\"<think>\""),
         (&|_, v| v["added_tokens"][0]["id"] = json!(1), "\"b\""),
         (&|_, v| v["added_tokens"][0]["id"] = json!(-1), "tokenizer.json"),

@@ -6,6 +6,7 @@ mod error;
 mod presence;
 mod session;
 mod terminal;
+mod thoughts;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
