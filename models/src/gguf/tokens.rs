@@ -85,9 +85,11 @@ fn rules(file: &GgufFile, model: &str) -> Result<RulesSource, ModelError> {
 /// Templates beside the default one: `tokenizer.chat_template.<name>`.
 fn named_templates(file: &GgufFile) -> Result<BTreeMap<String, String>, ModelError> {
     const PREFIX: &str = "tokenizer.chat_template.";
+    const MAX_TEMPLATES: usize = 64;
     let mut templates = BTreeMap::new();
     for (key, _) in file.metadata() {
-        if let (Some(name), Some(text)) = (key.strip_prefix(PREFIX), file.string(key)?) {
+        let Some(name) = key.strip_prefix(PREFIX).filter(|_| templates.len() < MAX_TEMPLATES) else { continue };
+        if let Some(text) = file.string(key)? {
             templates.insert(name.to_owned(), text.to_owned());
         }
     }
