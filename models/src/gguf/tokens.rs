@@ -59,7 +59,7 @@ pub(super) fn read(file: &GgufFile, config: &ModelConfig) -> Result<Vocabulary, 
             .boolean("tokenizer.ggml.add_bos_token")?
             .unwrap_or(model == "llama" || (model == "gpt2" && tokenizer::adds_bos(&pre_tokenizer))),
         add_space_prefix: file.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(matches!(model, "llama" | "t5")),
-        eos_token: id("tokenizer.ggml.eos_token_id")?,
+        eos_token: first_eos(file, tokens.len())?,
         rules: rules(file, model)?,
         named_templates: named_templates(file)?,
         model: model.to_owned(),
@@ -167,6 +167,17 @@ fn checked_id(file: &GgufFile, key: &str, value: u64, tokens: usize) -> Result<T
         .ok()
         .filter(|&id| (id as usize) < tokens)
         .ok_or_else(|| file.malformed(key, format!("wanted an id below {tokens}, the number of tokens, found {value}")))
+}
+
+/// The eos id, or the first of several.
+fn first_eos(file: &GgufFile, tokens: usize) -> Result<Option<TokenId>, ModelError> {
+    let key = END_KEYS[0];
+    if file.get(key).is_some_and(|value| value.value_type() == ValueType::Array) {
+        check_limit(file, key, tokens)?;
+        let first = file.elements(key, "a token id", Value::as_unsigned)?.and_then(|ids| ids.first().copied());
+        return first.map(|value| checked_id(file, key, value, tokens)).transpose();
+    }
+    id(file, key, tokens)
 }
 
 /// Every id that ends a generation, ascending.
