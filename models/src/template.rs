@@ -8,6 +8,7 @@ mod clock;
 mod python;
 mod rewrite;
 mod seal;
+mod zone;
 
 use crate::text_error::TextError;
 use crate::tokenizer::{Specials, Tokenizer};
@@ -22,8 +23,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
+use zone::Offset;
 
 /// Instructions of the template engine that one render may execute.
 const FUEL: u64 = 3_000_000;
@@ -85,7 +87,8 @@ pub struct ChatInput {
     /// Further variables of the template, such as `enable_thinking`.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub kwargs: Map<String, Value>,
-    /// The moment `strftime_now` tells; `None` for the system's clock.
+    /// The moment `strftime_now` tells, in UTC; `None` for the system's clock and its local time, which is what Hugging Face's
+    /// environment tells.
     #[serde(skip)]
     pub now: Option<SystemTime>,
 }
@@ -209,8 +212,7 @@ impl ChatTemplate {
 
     fn render_values(&self, values: &Values, input: &ChatInput) -> Result<String, TextError> {
         let budget = Arc::new(Budget::new(BUDGET_BYTES + BUDGET_PER_INPUT_BYTE * values.len_bytes()));
-        let now = input.now.unwrap_or_else(SystemTime::now);
-        let environment = environment(&budget, now);
+        let environment = environment(&budget, input.now);
         let mut variables = values.kwargs.as_object().cloned().unwrap_or_default();
         variables.insert("messages".into(), values.messages.clone());
         variables.insert("tools".into(), values.tools.clone());
@@ -317,13 +319,24 @@ type Compiled<'a> = (
 const WHITESPACE: WhitespaceConfig =
     WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
 
-fn environment<'a>(budget: &Arc<Budget>, now: SystemTime) -> Environment<'a> {
+fn environment<'a>(budget: &Arc<Budget>, now: Option<SystemTime>) -> Environment<'a> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(100);
     bounds::install(&mut environment, budget);
-    environment.add_function("strftime_now", move |format: &str| clock::strftime(now, format));
+    // One moment for the whole render, looked up where a template asks.
+    let moment = OnceLock::new();
+    environment.add_function("strftime_now", move |format: &str| {
+        let (now, offset) = moment.get_or_init(|| match now {
+            Some(now) => (now, Offset::utc()),
+            None => {
+                let now = SystemTime::now();
+                (now, Offset::local(clock::unix(now)))
+            }
+        });
+        clock::strftime(*now, offset, format)
+    });
     environment
 }
 

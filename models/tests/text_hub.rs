@@ -169,7 +169,12 @@ fn published_files() {
         told!("{name}: {} cases, {bytes} bytes in {:?}", cases.len(), start.elapsed());
         if name == "llama2" {
             // The same tokens with scores in place of merges, as GGUF files have them.
-            let scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
+            let mut ranks = std::collections::HashMap::new();
+            for (rank, merge) in vocabulary.merges.iter().enumerate() {
+                ranks.entry(merge.replace(' ', "")).or_insert(rank);
+            }
+            let scores = vocabulary.tokens.iter().map(|token| ranks.get(token).map_or(-1e9, |rank| -(*rank as f32)));
+            let scores = scores.collect();
             let named = Vocabulary {
                 scores,
                 rules: RulesSource::Named,
