@@ -86,7 +86,7 @@ pub(crate) fn named_rules(name: &str) -> Result<TextRules, TextError> {
 }
 
 /// A cut by `pattern` whose matches are pieces of their own.
-fn isolated(pattern: &str) -> Cut {
+pub(super) fn isolated(pattern: &str) -> Cut {
     Cut::Pattern { pattern: Pattern::Regex(pattern.to_owned()), behavior: Behavior::Isolated, invert: false }
 }
 

@@ -373,6 +373,17 @@ mod tests {
         assert!(!has_possessive(r"a+|+|[?+]|\?+|(?:b)+") && has_possessive(r"a{2}+"));
     }
 
+    /// A pattern that looks to the end of the text at every place would take hours for a long one.
+    #[test]
+    fn patterns_that_look_far_ahead_are_stopped() {
+        let splitter = Splitter::new(&[names::isolated(".*z|a")]).unwrap();
+        let start = Instant::now();
+        let text = "a".repeat(1 << 16);
+        let stopped = split_by(&splitter.cutters, &text, start + Duration::from_millis(20), &mut |_| Ok(()));
+        assert!(matches!(stopped, Err(TextError::SlowPattern { .. })), "{stopped:?}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
+
     #[test]
     fn unknown_names_are_refused() {
         let message = names::named_rules("falcon").unwrap_err().to_string();
