@@ -13,18 +13,33 @@ pub struct StreamDetokenizer {
     controls: ControlTokens,
     /// The beginning of a character whose end has not come: at most three bytes between calls.
     pending: Vec<u8>,
+    /// Whether the next byte is the first of a text that loses one space at its start.
+    strips_space: bool,
 }
 
 impl StreamDetokenizer {
     /// A detokenizer at the beginning of a text.
     #[must_use]
     pub fn new(tokenizer: &Tokenizer, controls: ControlTokens) -> Self {
-        Self { tokenizer: tokenizer.clone(), controls, pending: Vec::new() }
+        let strips_space = tokenizer.strips_first_space();
+        Self { tokenizer: tokenizer.clone(), controls, pending: Vec::new(), strips_space }
+    }
+
+    /// A detokenizer for what follows another text, such as an answer behind its prompt: no space is lost.
+    #[must_use]
+    pub fn continuing(tokenizer: &Tokenizer, controls: ControlTokens) -> Self {
+        Self { strips_space: false, ..Self::new(tokenizer, controls) }
     }
 
     /// The text that `id` completes; empty where a character is not complete yet.
     pub fn push(&mut self, id: TokenId) -> String {
         self.tokenizer.decode_into(id, self.controls, &mut self.pending);
+        if self.strips_space && !self.pending.is_empty() {
+            self.strips_space = false;
+            if self.pending[0] == b' ' {
+                self.pending.remove(0);
+            }
+        }
         let text = decode_prefix(&self.pending);
         self.pending.drain(..text.1);
         text.0
@@ -34,6 +49,7 @@ impl StreamDetokenizer {
     pub fn flush(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
+        self.strips_space = self.tokenizer.strips_first_space();
         text
     }
 

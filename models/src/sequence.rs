@@ -28,7 +28,7 @@ pub trait TokenText: Send + Sync {
     /// The bytes that `id` stands for.
     fn token_bytes(&self, id: TokenId) -> Cow<'_, [u8]>;
 
-    /// A detokenizer at the start of a text.
+    /// A detokenizer for what follows a prompt.
     fn stream(&self) -> Box<dyn TextStream + '_>;
 
     /// Ids from this one on are only padding: a model may have rows of logits for them, but they stand for nothing and are
@@ -61,7 +61,7 @@ impl TokenText for Tokenizer {
     }
 
     fn stream(&self) -> Box<dyn TextStream + '_> {
-        Box::new(StreamDetokenizer::new(self, ControlTokens::Hide))
+        Box::new(StreamDetokenizer::continuing(self, ControlTokens::Hide))
     }
 
     fn usable_ids(&self) -> usize {

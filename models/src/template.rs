@@ -8,6 +8,7 @@ mod clock;
 mod python;
 mod rewrite;
 mod seal;
+mod zone;
 
 use crate::text_error::TextError;
 use crate::tokenizer::{Specials, Tokenizer};
@@ -22,8 +23,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
+use zone::Offset;
 
 /// Instructions of the template engine that one render may execute.
 const FUEL: u64 = 3_000_000;
@@ -35,6 +37,8 @@ const BUDGET_BYTES: usize = 64 << 20;
 const BUDGET_PER_INPUT_BYTE: usize = 32;
 /// Name of the template in the engine.
 const NAME: &str = "chat_template";
+/// Name of the template for conversations with tools.
+const TOOL_USE: &str = "tool_use";
 /// Names of the built-in templates, for messages.
 const BUILTIN: &str = "ChatML with <|im_start|> and <|im_end|>, Llama 3 with <|start_header_id|>";
 
@@ -83,7 +87,8 @@ pub struct ChatInput {
     /// Further variables of the template, such as `enable_thinking`.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub kwargs: Map<String, Value>,
-    /// The moment `strftime_now` tells; `None` for the system's clock.
+    /// The moment `strftime_now` tells, in UTC; `None` for the system's clock and its local time, which is what Hugging Face's
+    /// environment tells.
     #[serde(skip)]
     pub now: Option<SystemTime>,
 }
@@ -125,13 +130,15 @@ pub struct ChatTemplate {
     source: TemplateSource,
     bos_token: String,
     eos_token: String,
+    /// The template for conversations with tools, where there is another.
+    for_tools: Option<Box<Self>>,
 }
 
 impl ChatTemplate {
     /// The template of a model, or a built-in one that fits its vocabulary.
     ///
-    /// `eos_token` of the template is the vocabulary's; where that has none, the one of its eos tokens which the template names,
-    /// else the first.
+    /// `eos_token` of the template is the vocabulary's; where it has none, that one of the tokens which end a text that the
+    /// template names, else the first. A template called `tool_use` is the one for conversations with tools.
     ///
     /// # Errors
     /// [`TextError::NotAChatModel`], or a template that is not valid.
@@ -144,11 +151,26 @@ impl ChatTemplate {
             _ => return Err(TextError::NotAChatModel { builtin: BUILTIN }),
         };
         let token = |id: &TokenId| vocabulary.tokens.get(*id as usize).map_or("", String::as_str);
-        let named = vocabulary.eos.iter().map(token).find(|eos| !eos.is_empty() && text.contains(eos));
+        let named = || vocabulary.eos.iter().map(token).find(|eos| !eos.is_empty() && text.contains(eos));
         let stated = vocabulary.eos_token.as_ref().map(token);
-        let eos_token = stated.or(named).or_else(|| vocabulary.eos.first().map(token)).unwrap_or_default();
+        let eos_token = stated.or_else(named).or_else(|| vocabulary.eos.first().map(token)).unwrap_or_default();
         let bos_token = vocabulary.bos.as_ref().map(token).unwrap_or_default();
-        Self::new(text, source, bos_token, eos_token)
+        let template = Self::new(text, source, bos_token, eos_token)?;
+        Ok(match vocabulary.named_templates.get(TOOL_USE) {
+            Some(text) if source == TemplateSource::Model => {
+                Self { for_tools: Some(Box::new(Self::new(text, source, bos_token, eos_token)?)), ..template }
+            }
+            _ => template,
+        })
+    }
+
+    /// The template for a conversation: another one where there are tools.
+    fn suited_to(&self, input: &ChatInput) -> &Self {
+        let has_tools = input.tools.as_ref().is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
+        match &self.for_tools {
+            Some(template) if has_tools && input.tools != Some(Value::Null) => template,
+            _ => self,
+        }
     }
 
     /// The template `text`.
@@ -161,6 +183,7 @@ impl ChatTemplate {
             source,
             bos_token: bos_token.to_owned(),
             eos_token: eos_token.to_owned(),
+            for_tools: None,
         };
         rewrite::check_shape(&template.text, WHITESPACE)?;
         template.compile()?;
@@ -184,13 +207,12 @@ impl ChatTemplate {
     /// # Errors
     /// What the template refuses ([`TextError::TemplateRaised`]), fails at, or exceeds.
     pub fn render(&self, input: &ChatInput) -> Result<String, TextError> {
-        self.render_values(&Values::new(input)?, input)
+        self.suited_to(input).render_values(&Values::new(input)?, input)
     }
 
     fn render_values(&self, values: &Values, input: &ChatInput) -> Result<String, TextError> {
         let budget = Arc::new(Budget::new(BUDGET_BYTES + BUDGET_PER_INPUT_BYTE * values.len_bytes()));
-        let now = input.now.unwrap_or_else(SystemTime::now);
-        let environment = environment(&budget, now);
+        let environment = environment(&budget, input.now);
         let mut variables = values.kwargs.as_object().cloned().unwrap_or_default();
         variables.insert("messages".into(), values.messages.clone());
         variables.insert("tools".into(), values.tools.clone());
@@ -271,6 +293,7 @@ pub fn encode_chat(
     template: &ChatTemplate,
     input: &ChatInput,
 ) -> Result<Vec<TokenId>, TextError> {
+    let template = template.suited_to(input);
     let mut values = Values::new(input)?;
     let seal = Seal::new(tokenizer, template.text(), values.all())?;
     values.all_mut().for_each(|value| seal.seal_value(value));
@@ -278,11 +301,12 @@ pub fn encode_chat(
     let mut ids = Vec::with_capacity(rendered.len() / 4 + 1);
     let mut start = 0;
     for (id, range) in tokenizer.find_added(&rendered).filter(|(id, _)| tokenizer.is_control(*id)) {
-        tokenizer.encode_into(&seal.unseal(&rendered[start..range.start]), Specials::Plain, &mut ids)?;
+        let text = seal.unseal(&rendered[start..range.start]);
+        tokenizer.encode_part(&text, Specials::Plain, start == 0, &mut ids)?;
         ids.push(id);
         start = range.end;
     }
-    tokenizer.encode_into(&seal.unseal(&rendered[start..]), Specials::Plain, &mut ids)?;
+    tokenizer.encode_part(&seal.unseal(&rendered[start..]), Specials::Plain, start == 0, &mut ids)?;
     Ok(ids)
 }
 
@@ -295,13 +319,24 @@ type Compiled<'a> = (
 const WHITESPACE: WhitespaceConfig =
     WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
 
-fn environment<'a>(budget: &Arc<Budget>, now: SystemTime) -> Environment<'a> {
+fn environment<'a>(budget: &Arc<Budget>, now: Option<SystemTime>) -> Environment<'a> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(100);
     bounds::install(&mut environment, budget);
-    environment.add_function("strftime_now", move |format: &str| clock::strftime(now, format));
+    // One moment for the whole render, looked up where a template asks.
+    let moment = OnceLock::new();
+    environment.add_function("strftime_now", move |format: &str| {
+        let (now, offset) = moment.get_or_init(|| match now {
+            Some(now) => (now, Offset::utc()),
+            None => {
+                let now = SystemTime::now();
+                (now, Offset::local(clock::unix(now)))
+            }
+        });
+        clock::strftime(*now, offset, format)
+    });
     environment
 }
 

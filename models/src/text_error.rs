@@ -1,6 +1,7 @@
 //! Errors of tokenizers and chat templates.
 
 use npuhal_core::stage::TokenId;
+use std::time::Duration;
 use thiserror::Error;
 
 /// A text that cannot be encoded, a vocabulary that cannot be used, or a template that fails.
@@ -38,6 +39,44 @@ pub enum TextError {
     NoTokenForByte {
         /// The byte.
         byte: u8,
+    },
+    /// The text has a character for which the vocabulary has no token.
+    #[error(
+        "the vocabulary has no token for {character:?}, none for its bytes and none for unknown text; this model cannot read it"
+    )]
+    NoTokenForCharacter {
+        /// The character.
+        character: char,
+    },
+    /// A part of a tokenizer that is declared and not implemented.
+    #[error("the tokenizer declares {feature}, which is not supported; its ids would be wrong without it")]
+    UnsupportedFeature {
+        /// What the file declares.
+        feature: String,
+    },
+    /// A pattern that cuts text into words and cannot be used.
+    #[error("the tokenizer's pattern {pattern:?} cannot be used: {reason}")]
+    Pattern {
+        /// The pattern, shortened.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A pattern looks so far ahead at every place that a text takes for ever.
+    #[error(
+        "cutting the text into words took more than {limit:?}; the tokenizer's pattern is not made for texts of this length"
+    )]
+    SlowPattern {
+        /// The limit.
+        limit: Duration,
+    },
+    /// A file of a tokenizer is damaged.
+    #[error("{file}: {reason}")]
+    TokenizerFile {
+        /// Which file.
+        file: String,
+        /// What is wrong, and where.
+        reason: String,
     },
     /// The tokenizer library failed.
     #[error("tokenizer: {reason}")]

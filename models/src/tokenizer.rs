@@ -1,25 +1,41 @@
-//! Byte-level BPE tokenizer, built from a model file's metadata alone.
+//! Tokenizers, built from what a model file says of its vocabulary.
 //!
-//! Text is cut at added tokens (earliest first, longest on ties), the rest into words by the file's pre-tokenizer, and each
-//! word's bytes are merged. Nothing is normalised: model files state no normalisation.
+//! Text is cut at added tokens (earliest first, longest on ties); what lies between is normalised and cut into words as the
+//! vocabulary's rules say, and each word becomes tokens by byte-pair encoding or by a unigram model.
 
+mod added;
 mod alphabet;
+mod byte_tokens;
 mod merge;
+pub(crate) mod names;
+mod normalize;
+mod scored;
 mod split;
+mod texts;
+mod unigram;
 
-pub use split::PreTokenizer;
+pub(crate) use byte_tokens::byte_of;
+pub(crate) use names::{adds_bos, gpt2_cut, named_rules};
 
 use crate::text_error::TextError;
-use crate::vocabulary::{TokenKind, Vocabulary};
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use crate::text_rules::{Normalizer, Spelling, TextRules, TokenModel};
+use crate::vocabulary::{Matching, RulesSource, TokenKind, Vocabulary};
+use added::{AddedTokens, Literal};
 use alphabet::Alphabet;
-use merge::Merger;
+use merge::{MergeRules, Merger};
+use normalize::normalize;
 use npuhal_core::stage::TokenId;
+use scored::ScoredMerger;
 use split::Splitter;
-use std::collections::HashMap;
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use texts::Texts;
+use unigram::Unigram;
+
+/// Longest token of a SentencePiece vocabulary, in bytes; real ones have at most a hundred.
+const MAX_PIECE_BYTES: usize = 2048;
 
 /// What becomes of control tokens' literals in a text that is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,12 +65,19 @@ struct Shared {
     texts: Texts,
     kinds: Vec<TokenKind>,
     alphabet: Alphabet,
+    spelling: Spelling,
+    /// Changes before added tokens that want normalised text are looked for.
+    normalizers: Vec<Normalizer>,
+    /// Changes of what lies between these.
+    markers: Vec<Normalizer>,
     splitter: Splitter,
-    merger: Merger,
+    encoder: WordEncoder,
     /// Control and user-defined tokens.
     added: AddedTokens,
     /// User-defined tokens only.
     user_defined: AddedTokens,
+    /// User-defined tokens that are looked for in normalised text.
+    normalized: AddedTokens,
     bos: Option<TokenId>,
     eos: Vec<TokenId>,
     add_bos: bool,
@@ -62,37 +85,85 @@ struct Shared {
     usable_ids: usize,
 }
 
+/// From words to ids.
+#[derive(Debug)]
+enum WordEncoder {
+    Merges(Merger),
+    Scores(ScoredMerger),
+    Unigram(Unigram),
+}
+
+impl WordEncoder {
+    fn new(vocabulary: &Vocabulary, rules: &TextRules, usable: impl Fn(TokenId) -> bool) -> Result<Self, TextError> {
+        let byte_level = rules.spelling == Spelling::ByteLevel;
+        Ok(match rules.model {
+            TokenModel::Bpe { whole_words, byte_fallback, fuse_unknown } => {
+                let rules = MergeRules { byte_level, whole_words, byte_fallback, fuse_unknown };
+                Self::Merges(Merger::new(vocabulary, rules, usable)?)
+            }
+            TokenModel::ScoredBpe => {
+                check_scores(vocabulary)?;
+                Self::Scores(ScoredMerger::new(vocabulary, usable)?)
+            }
+            TokenModel::Unigram { byte_fallback } => {
+                check_scores(vocabulary)?;
+                Self::Unigram(Unigram::new(vocabulary, byte_fallback, usable)?)
+            }
+        })
+    }
+
+    fn id(&self, token: &str) -> Option<TokenId> {
+        match self {
+            Self::Merges(model) => model.id(token),
+            Self::Scores(model) => model.id(token),
+            Self::Unigram(model) => model.id(token),
+        }
+    }
+
+    fn encode_word(&self, word: &str, spelled: &mut String, ids: &mut Vec<TokenId>) -> Result<(), TextError> {
+        match self {
+            Self::Merges(model) => model.encode_word(word, spelled, ids),
+            Self::Scores(model) => model.encode_word(word, ids),
+            Self::Unigram(model) => model.encode_word(word, ids),
+        }
+    }
+}
+
 impl Tokenizer {
     /// Builds the tokenizer that `vocabulary` describes.
     ///
     /// # Errors
-    /// A tokenizer model or pre-tokenizer that is not supported, or a vocabulary that contradicts itself.
+    /// A tokenizer model, pre-tokenizer or other part that is not supported, or a vocabulary that contradicts itself.
     pub fn from_vocabulary(vocabulary: &Vocabulary) -> Result<Self, TextError> {
-        if vocabulary.model != "gpt2" {
-            return Err(TextError::UnsupportedModel {
-                model: vocabulary.model.clone(),
-                supported: "gpt2 (byte-level BPE)",
-            });
-        }
+        let rules = TextRules::of(vocabulary)?;
         check_ids(vocabulary)?;
-        let kind = PreTokenizer::from_name(&vocabulary.pre_tokenizer)?;
         let kinds = effective_kinds(vocabulary);
-        let alphabet = Alphabet::new();
-        let is_control = |id: TokenId| is_control(kinds[id as usize]);
-        let merger = Merger::new(vocabulary, &alphabet, kind.takes_whole_words(), is_control)?;
-        let user_defined = |id: TokenId| kinds[id as usize] == TokenKind::UserDefined;
+        let usable = |id: TokenId| {
+            let kind = kinds[id as usize];
+            kind != TokenKind::Unused && !is_control(kind)
+        };
+        let (markers, normalizers): (Vec<_>, Vec<_>) =
+            rules.normalizers.iter().cloned().partition(|step| matches!(step, Normalizer::Metaspace { .. }));
+        let added = Literals { vocabulary, kinds: &kinds, normalizers: &normalizers };
         let shared = Shared {
             texts: Texts::new(&vocabulary.tokens)?,
-            splitter: Splitter::new(kind)?,
-            merger,
-            added: AddedTokens::new(&vocabulary.tokens, |id| is_control(id) || user_defined(id))?,
-            user_defined: AddedTokens::new(&vocabulary.tokens, user_defined)?,
+            splitter: Splitter::new(&rules.cuts)?,
+            encoder: WordEncoder::new(vocabulary, &rules, usable)?,
+            added: AddedTokens::new(added.controls().chain(added.user_defined(false)))?,
+            user_defined: AddedTokens::new(added.user_defined(false))?,
+            normalized: AddedTokens::new(added.user_defined(true))?,
             bos: vocabulary.bos,
             eos: vocabulary.eos.clone(),
             add_bos: vocabulary.add_bos,
-            note: pre_tokenizer_note(&vocabulary.pre_tokenizer),
+            note: match vocabulary.rules {
+                RulesSource::Named if vocabulary.model == "gpt2" => names::note(&vocabulary.pre_tokenizer),
+                _ => None,
+            },
+            alphabet: Alphabet::new(),
+            spelling: rules.spelling,
+            normalizers,
+            markers,
             usable_ids: kinds.iter().rposition(|kind| *kind != TokenKind::Unused).map_or(kinds.len(), |last| last + 1),
-            alphabet,
             kinds,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -107,7 +178,7 @@ impl Tokenizer {
     /// The ids of `text`. No bos is added.
     ///
     /// # Errors
-    /// [`TextError::NoTokenForByte`].
+    /// [`TextError::NoTokenForByte`], [`TextError::NoTokenForCharacter`], [`TextError::SlowPattern`].
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<TokenId>, TextError> {
         let mut ids = Vec::with_capacity(text.len() / 4 + 1);
         self.encode_into(text, specials, &mut ids)?;
@@ -117,8 +188,19 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`], appended to `ids`.
     ///
     /// # Errors
-    /// [`TextError::NoTokenForByte`].
+    /// As [`Tokenizer::encode`].
     pub fn encode_into(&self, text: &str, specials: Specials, ids: &mut Vec<TokenId>) -> Result<(), TextError> {
+        self.encode_part(text, specials, true, ids)
+    }
+
+    /// As [`Tokenizer::encode_into`], for a part of a text; `first` for the one at its start.
+    pub(crate) fn encode_part(
+        &self,
+        text: &str,
+        specials: Specials,
+        first: bool,
+        ids: &mut Vec<TokenId>,
+    ) -> Result<(), TextError> {
         let added = match specials {
             Specials::Parse => &self.shared.added,
             Specials::Plain => &self.shared.user_defined,
@@ -126,20 +208,23 @@ impl Tokenizer {
         let mut spelled = String::new();
         let mut start = 0;
         for (id, range) in added.find_in(text) {
-            self.encode_words(&text[start..range.start], &mut spelled, ids)?;
+            self.encode_section(&text[start..range.start], first && start == 0, &mut spelled, ids)?;
             ids.push(id);
             start = range.end;
         }
-        self.encode_words(&text[start..], &mut spelled, ids)
+        self.encode_section(&text[start..], first && start == 0, &mut spelled, ids)
     }
 
     /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD, one for each maximal subpart; ids outside the vocabulary
-    /// and unused ones leave nothing.
+    /// and unused ones leave nothing. Where the vocabulary puts a space in front of every text, the text loses one.
     #[must_use]
     pub fn decode(&self, ids: &[TokenId], controls: ControlTokens) -> String {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for id in ids {
             self.decode_into(*id, controls, &mut bytes);
+        }
+        if self.strips_first_space() && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
         }
         match String::from_utf8(bytes) {
             Ok(text) => text,
@@ -151,13 +236,17 @@ impl Tokenizer {
     pub fn decode_into(&self, id: TokenId, controls: ControlTokens, bytes: &mut Vec<u8>) {
         let Some((text, kind)) = self.text_and_kind(id) else { return };
         match kind {
-            TokenKind::Normal | TokenKind::Byte => self.shared.alphabet.decode_into(text, bytes),
-            TokenKind::UserDefined => bytes.extend_from_slice(text.as_bytes()),
+            TokenKind::Normal | TokenKind::Byte | TokenKind::UserDefined => self.spell(text, kind, bytes),
             TokenKind::Control | TokenKind::Unknown if controls == ControlTokens::Show => {
                 bytes.extend_from_slice(text.as_bytes());
             }
             TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => {}
         }
+    }
+
+    /// Whether a decoded text loses one space at its start.
+    pub(crate) fn strips_first_space(&self) -> bool {
+        matches!(self.shared.spelling, Spelling::Pieces { strip_first_space: true, .. })
     }
 
     /// The bytes that `id` stands for, control tokens' literals included.
@@ -178,7 +267,8 @@ impl Tokenizer {
     /// The id of an added token's literal, or of a token as the vocabulary spells it.
     #[must_use]
     pub fn token_id(&self, text: &str) -> Option<TokenId> {
-        self.shared.added.id(text).or_else(|| self.shared.merger.id(text))
+        let Shared { added, normalized, encoder, .. } = &*self.shared;
+        added.id(text).or_else(|| normalized.id(text)).or_else(|| encoder.id(text))
     }
 
     /// Number of ids.
@@ -235,16 +325,60 @@ impl Tokenizer {
 
     /// Literals of the added tokens that are text.
     pub(crate) fn user_defined(&self) -> impl Iterator<Item = &str> {
-        self.shared.user_defined.by_text.keys().map(String::as_str)
+        self.shared.user_defined.texts().chain(self.shared.normalized.texts())
     }
 
     fn text_and_kind(&self, id: TokenId) -> Option<(&str, TokenKind)> {
         Some((self.shared.texts.get(id)?, *self.shared.kinds.get(id as usize)?))
     }
 
-    fn encode_words(&self, text: &str, spelled: &mut String, ids: &mut Vec<TokenId>) -> Result<(), TextError> {
-        let Shared { splitter, merger, alphabet, .. } = &*self.shared;
-        splitter.split(text, |word| merger.merge_word(word, alphabet, spelled, ids))
+    fn spell(&self, text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
+        match &self.shared.spelling {
+            Spelling::ByteLevel if kind == TokenKind::UserDefined => bytes.extend_from_slice(text.as_bytes()),
+            Spelling::ByteLevel => self.shared.alphabet.decode_into(text, bytes),
+            Spelling::Pieces { replace, .. } => {
+                if let Some(byte) = byte_of(text).filter(|_| kind == TokenKind::Byte) {
+                    return bytes.push(byte);
+                }
+                let mut text = Cow::Borrowed(text);
+                for (from, to) in replace {
+                    if text.contains(from.as_str()) {
+                        text = Cow::Owned(text.replace(from.as_str(), to));
+                    }
+                }
+                bytes.extend_from_slice(text.as_bytes());
+            }
+        }
+    }
+
+    /// What lies between added tokens.
+    fn encode_section(
+        &self,
+        section: &str,
+        first: bool,
+        spelled: &mut String,
+        ids: &mut Vec<TokenId>,
+    ) -> Result<(), TextError> {
+        let text = normalize(&self.shared.normalizers, section, first);
+        let mut start = 0;
+        for (id, range) in self.shared.normalized.find_in(&text) {
+            self.encode_words(&text[start..range.start], first && start == 0, spelled, ids)?;
+            ids.push(id);
+            start = range.end;
+        }
+        self.encode_words(&text[start..], first && start == 0, spelled, ids)
+    }
+
+    fn encode_words(
+        &self,
+        text: &str,
+        first: bool,
+        spelled: &mut String,
+        ids: &mut Vec<TokenId>,
+    ) -> Result<(), TextError> {
+        let Shared { markers, splitter, encoder, .. } = &*self.shared;
+        let text = normalize(markers, text, first);
+        splitter.split(&text, |word| encoder.encode_word(word, spelled, ids))
     }
 }
 
@@ -285,86 +419,64 @@ fn check_ids(vocabulary: &Vocabulary) -> Result<(), TextError> {
     }
 }
 
-fn pre_tokenizer_note(name: &str) -> Option<String> {
-    let found = match name {
-        "" => "the model file names no pre-tokenizer",
-        "default" => "the model file names the pre-tokenizer \"default\"",
-        _ => return None,
-    };
-    Some(format!("{found}; gpt-2's is used, which may not be the one the model was trained with"))
+fn check_scores(vocabulary: &Vocabulary) -> Result<(), TextError> {
+    let (tokens, scores) = (vocabulary.tokens.len(), vocabulary.scores.len());
+    if tokens == scores && !vocabulary.scores.iter().any(|score| score.is_nan()) {
+        return Ok(());
+    }
+    Err(TextError::Vocabulary {
+        field: "token scores",
+        wanted: format!("a number for each of {tokens} tokens"),
+        found: if tokens == scores { "some that are no numbers".to_owned() } else { format!("{scores} scores") },
+    })
 }
 
-/// All token texts in one allocation.
-#[derive(Debug)]
-struct Texts {
-    all: String,
-    ends: Vec<u32>,
+/// The length of the longest piece.
+fn check_lengths<'v>(pieces: impl Iterator<Item = &'v String>) -> Result<usize, TextError> {
+    let longest = pieces.map(String::len).max().unwrap_or(0);
+    if longest > MAX_PIECE_BYTES {
+        return Err(TextError::Vocabulary {
+            field: "tokens",
+            wanted: format!("at most {MAX_PIECE_BYTES} bytes in each token of a SentencePiece vocabulary"),
+            found: format!("one of {longest}"),
+        });
+    }
+    Ok(longest)
 }
 
-impl Texts {
-    fn new(tokens: &[String]) -> Result<Self, TextError> {
-        let len: usize = tokens.iter().map(String::len).sum();
-        if u32::try_from(len).is_err() {
-            return Err(TextError::Vocabulary {
-                field: "tokens",
-                wanted: "less than 4 GiB of text".to_owned(),
-                found: format!("{len} bytes"),
-            });
-        }
-        let mut texts = Self { all: String::with_capacity(len), ends: Vec::with_capacity(tokens.len()) };
-        for token in tokens {
-            texts.all.push_str(token);
-            texts.ends.push(texts.all.len() as u32);
-        }
-        Ok(texts)
-    }
-
-    fn get(&self, id: TokenId) -> Option<&str> {
-        let end = *self.ends.get(id as usize)? as usize;
-        let start = if id == 0 { 0 } else { self.ends[id as usize - 1] as usize };
-        self.all.get(start..end)
-    }
+/// The added tokens of a vocabulary.
+struct Literals<'v> {
+    vocabulary: &'v Vocabulary,
+    kinds: &'v [TokenKind],
+    normalizers: &'v [Normalizer],
 }
 
-/// Literals that are matched whole in text.
-#[derive(Debug)]
-struct AddedTokens {
-    /// `None` where there are no literals.
-    matcher: Option<AhoCorasick>,
-    /// Ids by pattern number.
-    ids: Vec<TokenId>,
-    by_text: HashMap<String, TokenId>,
-}
-
-impl AddedTokens {
-    fn new(tokens: &[String], wanted: impl Fn(TokenId) -> bool) -> Result<Self, TextError> {
-        let mut ids = Vec::new();
-        let mut literals: Vec<&str> = Vec::new();
-        for (id, token) in (0..).zip(tokens) {
-            if wanted(id) && !token.is_empty() {
-                ids.push(id);
-                literals.push(token);
-            }
-        }
-        let by_text = literals.iter().zip(&ids).map(|(text, id)| ((*text).to_owned(), *id)).collect();
-        let matcher = (!literals.is_empty())
-            .then(|| {
-                AhoCorasick::builder()
-                    .match_kind(MatchKind::LeftmostLongest)
-                    .kind(Some(AhoCorasickKind::ContiguousNFA))
-                    .build(&literals)
-            })
-            .transpose()
-            .map_err(|e| TextError::Encode { reason: format!("added tokens: {e}") })?;
-        Ok(Self { matcher, ids, by_text })
+impl<'v> Literals<'v> {
+    /// Control tokens are looked for as they stand, whatever a file says: templates write them so.
+    fn controls(&self) -> impl Iterator<Item = Literal> + use<'_, 'v> {
+        self.all(is_control)
     }
 
-    fn find_in<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (TokenId, Range<usize>)> + 't {
-        let matches = self.matcher.iter().flat_map(move |matcher| matcher.find_iter(text));
-        matches.map(|found| (self.ids[found.pattern().as_usize()], found.range()))
+    /// Tokens that are text, either those that are looked for in normalised text or the others.
+    fn user_defined(&self, normalized: bool) -> impl Iterator<Item = Literal> + use<'_, 'v> {
+        // What is put in front of a section is no part of a token in its midst.
+        let steps: Vec<Normalizer> =
+            self.normalizers.iter().filter(|step| !matches!(step, Normalizer::Prepend(_))).cloned().collect();
+        let all = self.all(|kind| kind == TokenKind::UserDefined);
+        all.filter(move |literal| literal.matching.normalized == normalized).map(move |literal| Literal {
+            text: if normalized { normalize(&steps, &literal.text, false).into_owned() } else { literal.text },
+            ..literal
+        })
     }
 
-    fn id(&self, text: &str) -> Option<TokenId> {
-        self.by_text.get(text).copied()
+    fn all(&self, wanted: impl Fn(TokenKind) -> bool) -> impl Iterator<Item = Literal> {
+        let Vocabulary { tokens, matching, .. } = self.vocabulary;
+        (0..).zip(tokens.iter().zip(self.kinds)).filter(move |(_, (_, kind))| wanted(**kind)).map(
+            move |(id, (text, _))| Literal {
+                id,
+                text: text.clone(),
+                matching: matching.get(&id).copied().unwrap_or(Matching::default()),
+            },
+        )
     }
 }

@@ -1,6 +1,8 @@
 //! The vocabulary as a file states it, before a tokenizer is built from it.
 
+use crate::text_rules::TextRules;
 use npuhal_core::stage::TokenId;
+use std::collections::BTreeMap;
 
 /// Kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +50,37 @@ pub struct Vocabulary {
     pub add_bos: bool,
     /// Whether a space is put before the text (SentencePiece).
     pub add_space_prefix: bool,
+    /// How added tokens are matched, where a file says more of them than their kind.
+    pub matching: BTreeMap<TokenId, Matching>,
+    /// How text becomes tokens.
+    pub rules: RulesSource,
     /// The chat template, Jinja.
     pub chat_template: Option<String>,
+    /// Further chat templates by name; `tool_use` is the one for conversations with tools.
+    pub named_templates: BTreeMap<String, String>,
+}
+
+/// How an added token is matched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Matching {
+    /// Takes the white space before it.
+    pub strips_left: bool,
+    /// Takes the white space behind it.
+    pub strips_right: bool,
+    /// Is matched only between characters that are no part of a word.
+    pub whole_word: bool,
+    /// Is looked for after normalisation.
+    pub normalized: bool,
+}
+
+/// Where the rules of a vocabulary's text stand.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum RulesSource {
+    /// In the names of tokenizer model and pre-tokenizer, as in GGUF files.
+    #[default]
+    Named,
+    /// In the file itself, as in `tokenizer.json`.
+    Declared(Box<TextRules>),
+    /// In the file itself, with something that is not implemented: its name.
+    Refused(String),
 }

@@ -12,6 +12,7 @@ use npuhal_models::sequence::{
 };
 use npuhal_models::stats::FinishReason;
 use npuhal_models::stop::StopStrings;
+use npuhal_models::thinking::{Thinking, Thoughts};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::borrow::Cow;
@@ -427,6 +428,47 @@ proptest! {
             prop_assert_eq!(steps.cache().tokens(), &log.lock().unwrap().held[..]);
         }
     }
+}
+
+#[test]
+fn thoughts_are_told_apart_and_bounded() {
+    let tokenizer = FakeTokenizer {
+        bytes: [(2, b"<think>".to_vec()), (6, b"</think>".to_vec())].into(),
+        ..FakeTokenizer::default()
+    };
+    let answer = |thinking: &Thinking, prompt: &[TokenId], max_tokens| {
+        let stepper = FakeStepper::default();
+        let log = Arc::clone(&stepper.log);
+        let mut generator = TextGenerator::new(Session::Stepper(Box::new(stepper)));
+        let mut streamed = Thoughts::default();
+        let mut receiver = |part: &Thoughts| {
+            streamed.append(part.clone());
+            ControlFlow::Continue(())
+        };
+        let request = GenerationRequest::greedy(prompt.to_vec(), max_tokens);
+        let answer =
+            generator.generate_with_thoughts(&request, &tokenizer, thinking, &mut receiver, &Control::new()).unwrap();
+        assert_eq!(streamed, answer.thoughts);
+        assert_eq!(Thoughts::split(&answer.generation.text, thinking.opened), answer.thoughts);
+        let stats = &answer.generation.stats;
+        assert_eq!((stats.prompt_tokens, stats.generated_tokens), (prompt.len(), answer.generation.tokens.len()));
+        let computed = log.lock().unwrap().rows.len();
+        (answer.thoughts.reasoning, answer.thoughts.answer, answer.generation.tokens, computed)
+    };
+    let text = |text: &str| text.to_owned();
+    let free = Thinking::default();
+    assert_eq!(answer(&free, &[1], 9), (text("<3><4><5>"), text("<7><8>"), vec![2, 3, 4, 5, 6, 7, 8], 8));
+    assert_eq!(answer(&free, &[1], 3), (text("<3><4>"), text(""), vec![2, 3, 4], 3));
+    // The block is closed after two tokens; the three before are not computed again.
+    let bounded = Thinking { budget: Some(2), closing: vec![6], ..Thinking::default() };
+    assert_eq!(answer(&bounded, &[1], 9), (text("<3>"), text("<7><8>"), vec![2, 3, 6, 7, 8], 6));
+    assert_eq!(answer(&bounded, &[1], 4), (text("<3>"), text("<7>"), vec![2, 3, 6, 7], 4));
+    assert_eq!(answer(&bounded, &[6], 9), (text(""), text("<7><8>"), vec![7, 8], 3));
+    let opened = Thinking { opened: true, ..bounded };
+    assert_eq!(answer(&opened, &[2], 9), (text("<3><4>"), text("<7><8>"), vec![3, 4, 6, 7, 8], 6));
+    // Nothing to close with: the thoughts are all there is.
+    let stuck = Thinking { budget: Some(2), ..Thinking::default() };
+    assert_eq!(answer(&stuck, &[1], 9), (text("<3>"), text(""), vec![2, 3], 2));
 }
 
 fn begun_and_ended(log: &Mutex<Log>) -> (usize, usize) {

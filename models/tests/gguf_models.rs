@@ -294,6 +294,32 @@ fn end_ids_are_united_from_every_place() {
 }
 
 #[test]
+fn the_first_eos_is_the_one_of_templates() {
+    let first = |value: Meta| {
+        tiny_model("llama").set("tokenizer.ggml.eos_token_id", value).open().unwrap().vocabulary().eos_token
+    };
+    assert_eq!(first(Meta::U32(3)), Some(3));
+    assert_eq!(first(Meta::ints(&[6, 3])), Some(6));
+    assert_eq!(first(Meta::ints(&[])), None);
+    assert_eq!(first(Meta::I32(-1)), None);
+}
+
+#[test]
+fn named_templates_and_foreign_normalisation_are_seen() {
+    let model = tiny_model("llama")
+        .set("tokenizer.chat_template", Meta::text("A"))
+        .set("tokenizer.chat_template.tool_use", Meta::text("T"))
+        .set("tokenizer.ggml.model", Meta::text("t5"))
+        .set("tokenizer.ggml.precompiled_charsmap", Meta::Array(0, vec![Meta::U8(1)]));
+    let model = model.open().unwrap();
+    let vocabulary = model.vocabulary();
+    assert_eq!(vocabulary.chat_template.as_deref(), Some("A"));
+    assert_eq!(vocabulary.named_templates.get("tool_use").map(String::as_str), Some("T"));
+    let message = npuhal_models::Tokenizer::from_vocabulary(vocabulary).unwrap_err().to_string();
+    assert!(message.contains("precompiled map"), "{message}");
+}
+
+#[test]
 fn vocabulary_defaults_follow_the_tokenizer_model() {
     let silent = tiny_model("llama").set("tokenizer.ggml.model", Meta::text("llama")).open().unwrap();
     assert!(silent.vocabulary().add_bos && silent.vocabulary().add_space_prefix);

@@ -301,7 +301,7 @@ fn missing_and_damaged_files_are_named() {
     for (name, text, wanted) in [
         ("config.json", r#"{"model_type":"gemma3"}"#, "model_type 'gemma3' is not supported; supported: qwen3, qwen2"),
         ("config.json", "{", "config.json: the text: wanted a JSON object"),
-        ("tokenizer.json", "{", "tokenizer.json: the text: wanted JSON"),
+        ("tokenizer.json", "{", "tokenizer.json: the tokenizer: tokenizer.json"),
         (
             "tokenizer.json",
             r#"{"pre_tokenizer":{"type":"ByteLevel"},"model":{"vocab":{"a":2},"merges":[]}}"#,
@@ -314,10 +314,13 @@ fn missing_and_damaged_files_are_named() {
         assert!(error.contains(wanted), "{error}");
     }
     let made = Directory::new();
-    made.write("tokenizer.json", br#"{"model":{"type":"Unigram","vocab":[["a",0.0]]}}"#);
+    made.write(
+        "tokenizer.json",
+        br#"{"pre_tokenizer":{"type":"BertPreTokenizer"},"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}"#,
+    );
     let model = made.open().unwrap();
     let error = Tokenizer::from_vocabulary(model.vocabulary()).unwrap_err().to_string();
-    assert!(error.contains("tokenizer.json with no byte-level BPE"), "{error}");
+    assert!(error.contains("BertPreTokenizer"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Chat templates against Jinja2, and hostile ones.
 
 use npuhal_models::template::TemplateSource;
+use npuhal_models::vocabulary::Vocabulary;
 use npuhal_models::{ChatInput, ChatMessage, ChatTemplate, TextError};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -38,6 +39,46 @@ fn renders_what_jinja2_renders() {
         }
     }
     assert!(wrong.is_empty(), "{} of {}\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+/// Published renderings of Qwen3's own template: tools, earlier thoughts, thinking switched off.
+#[test]
+fn published_cases_of_qwen3() {
+    let template =
+        ChatTemplate::new(include_str!("data/text/qwen3_chat_template.jinja"), TemplateSource::Model, "", "<|im_end|>")
+            .unwrap();
+    let lines: Vec<&str> = include_str!("data/text/qwen3_template_cases.jsonl").lines().collect();
+    assert_eq!(lines.len(), 12);
+    for line in lines {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let mut input: ChatInput = serde_json::from_value(case.clone()).unwrap();
+        input.kwargs = case["kwargs"].as_object().unwrap().clone();
+        assert_eq!(template.render(&input).unwrap(), case["expected"].as_str().unwrap(), "{line}");
+    }
+}
+
+#[test]
+fn conversations_with_tools_have_a_template_of_their_own() {
+    let mut vocabulary = Vocabulary {
+        tokens: ["<s>", "</s>", "<|end|>"].map(str::to_owned).into(),
+        chat_template: Some("chat {{ eos_token }}".into()),
+        named_templates: [("tool_use".to_owned(), "tools {{ tools | length }}".to_owned())].into(),
+        eos: vec![1, 2],
+        eos_token: Some(2),
+        ..Vocabulary::default()
+    };
+    let template = ChatTemplate::from_vocabulary(&vocabulary).unwrap();
+    let mut input = ChatInput::new(vec![ChatMessage::new("user", "hi")]);
+    assert_eq!(template.render(&input).unwrap(), "chat <|end|>");
+    input.tools = Some(serde_json::json!([]));
+    assert_eq!(template.render(&input).unwrap(), "chat <|end|>");
+    input.tools = Some(serde_json::json!([{"type": "function"}]));
+    assert_eq!(template.render(&input).unwrap(), "tools 1");
+    vocabulary.eos_token = None;
+    input.tools = None;
+    assert_eq!(ChatTemplate::from_vocabulary(&vocabulary).unwrap().render(&input).unwrap(), "chat </s>");
+    vocabulary.named_templates.insert("tool_use".into(), "{% if %}".into());
+    assert!(ChatTemplate::from_vocabulary(&vocabulary).is_err());
 }
 
 /// Renders `text`, which must fail soon.

@@ -154,9 +154,10 @@ fn vocabularies_that_cannot_be_used_are_refused() {
         change(&mut vocabulary);
         Tokenizer::from_vocabulary(&vocabulary).map(|_| ()).unwrap_err()
     };
-    let cases: [(Change, &str); 10] = [
-        (|v| v.model = "llama".into(), "\"llama\""),
-        (|v| v.pre_tokenizer = "deepseek-coder".into(), "deepseek-coder"),
+    let cases: [(Change, &str); 11] = [
+        (|v| v.model = "bert".into(), "\"bert\""),
+        (|v| v.model = "llama".into(), "0 scores"),
+        (|v| v.pre_tokenizer = "falcon".into(), "falcon"),
         (|v| v.kinds.truncate(3), "400 tokens and 3 kinds"),
         (|v| *v = Vocabulary { model: "gpt2".into(), ..Vocabulary::default() }, "0 tokens"),
         (|v| v.eos = vec![7000], "7000"),

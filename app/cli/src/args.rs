@@ -141,9 +141,29 @@ pub(crate) struct GenerationArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 
+    /// Thoughts of models that think first: shown (dim, at a terminal only), hidden, or asked not to be
+    /// [default: shown, and the model's template decides whether it thinks]
+    #[arg(long, value_name = "MODE")]
+    pub(crate) think: Option<ThinkMode>,
+
+    /// Tokens of thoughts at most; then the model is made to answer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) think_budget: Option<u32>,
+
     /// Print the figures of each answer on stderr
     #[arg(long)]
     pub(crate) stats: bool,
+}
+
+/// What becomes of a model's thoughts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ThinkMode {
+    /// Think, and show it
+    On,
+    /// Do not think
+    Off,
+    /// Think, and hide it
+    Hide,
 }
 
 #[derive(Debug, Args)]

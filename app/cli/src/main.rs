@@ -7,6 +7,7 @@ mod error;
 mod npu;
 mod session;
 mod terminal;
+mod thoughts;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};

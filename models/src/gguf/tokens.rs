@@ -4,9 +4,11 @@ use super::value::{Value, ValueType};
 use super::{Array, GgufFile};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::vocabulary::{TokenKind, Vocabulary};
+use crate::hub_text::END_TEXTS;
+use crate::tokenizer;
+use crate::vocabulary::{RulesSource, TokenKind, Vocabulary};
 use npuhal_core::stage::TokenId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Tokens at most; the largest known vocabularies have a quarter of it.
 pub(super) const MAX_TOKENS: usize = 1 << 20;
@@ -23,19 +25,6 @@ const END_KEYS: [&str; 6] = [
     "tokenizer.ggml.eot_token_ids",
     "tokenizer.ggml.eom_token_id",
     "tokenizer.ggml.eom_token_ids",
-];
-
-/// Control tokens that end a turn in every model that has them, whether or not the file names them as such.
-const END_TEXTS: [&str; 9] = [
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "</s>",
 ];
 
 /// Reads the vocabulary. The model `none` states that there is none.
@@ -70,14 +59,42 @@ pub(super) fn read(file: &GgufFile, config: &ModelConfig) -> Result<Vocabulary, 
         // Where the file is silent: SentencePiece models start with bos and a space, and so does Llama 3 with bos.
         add_bos: file
             .boolean("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(model == "llama" || matches!(pre_tokenizer.as_str(), "llama-bpe" | "llama3" | "llama-v3")),
-        add_space_prefix: file.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(model == "llama"),
+            .unwrap_or(model == "llama" || (model == "gpt2" && tokenizer::adds_bos(&pre_tokenizer))),
+        add_space_prefix: file.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(matches!(model, "llama" | "t5")),
+        rules: rules(file, model)?,
+        named_templates: named_templates(file)?,
         model: model.to_owned(),
         pre_tokenizer,
         tokens,
         kinds,
         chat_template,
+        ..Vocabulary::default()
     })
+}
+
+/// What no name stands for: SentencePiece's normalisation of unigram models.
+fn rules(file: &GgufFile, model: &str) -> Result<RulesSource, ModelError> {
+    let charsmap = file.array("tokenizer.ggml.precompiled_charsmap")?.is_some_and(|map| !map.is_empty());
+    let squeezes = file.boolean("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false);
+    Ok(match model {
+        "t5" if charsmap => RulesSource::Refused("a normalisation by a precompiled map of characters".to_owned()),
+        "t5" if squeezes => RulesSource::Refused("the removal of extra white space".to_owned()),
+        _ => RulesSource::Named,
+    })
+}
+
+/// Templates beside the default one: `tokenizer.chat_template.<name>`.
+fn named_templates(file: &GgufFile) -> Result<BTreeMap<String, String>, ModelError> {
+    const PREFIX: &str = "tokenizer.chat_template.";
+    const MAX_TEMPLATES: usize = 64;
+    let mut templates = BTreeMap::new();
+    for (key, _) in file.metadata() {
+        let Some(name) = key.strip_prefix(PREFIX).filter(|_| templates.len() < MAX_TEMPLATES) else { continue };
+        if let Some(text) = file.string(key)? {
+            templates.insert(name.to_owned(), text.to_owned());
+        }
+    }
+    Ok(templates)
 }
 
 fn check_count(file: &GgufFile, tokens: &Array<'_>, config: &ModelConfig) -> Result<(), ModelError> {

@@ -1,5 +1,6 @@
-//! `strftime` for templates that state the date, in UTC.
+//! `strftime` for templates that state the date.
 
+use super::zone::Offset;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,7 +20,7 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// A moment, split into what calendars show. UTC.
+/// A moment, split into what calendars show.
 #[derive(Debug)]
 struct Civil {
     year: i64,
@@ -37,8 +38,8 @@ struct Civil {
 
 impl Civil {
     /// By Howard Hinnant's `civil_from_days`.
-    fn new(now: SystemTime) -> Self {
-        let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    fn new(now: SystemTime, offset: &Offset) -> Self {
+        let seconds = (unix(now) + offset.seconds).max(0) as u64;
         let days = seconds / 86_400;
         let shifted = days + 719_468;
         let era = shifted / 146_097;
@@ -56,10 +57,16 @@ impl Civil {
     }
 }
 
-/// `now` in `format`, with the directives of C's `strftime` that need no locale or time zone; `%-d` and its like leave out
-/// the padding. An unknown directive stays as it is.
-pub(super) fn strftime(now: SystemTime, format: &str) -> String {
-    let civil = Civil::new(now);
+/// Seconds since 1970; moments before and beyond all calendars are its ends.
+pub(super) fn unix(now: SystemTime) -> i64 {
+    const LAST: u64 = 1 << 40;
+    now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().min(LAST)) as i64
+}
+
+/// `now` in `format`, with the directives of C's `strftime` that need no locale; `%-d` and its like leave out the padding. An
+/// unknown directive stays as it is.
+pub(super) fn strftime(now: SystemTime, offset: &Offset, format: &str) -> String {
+    let civil = Civil::new(now, offset);
     let mut text = String::with_capacity(format.len());
     let mut chars = format.chars();
     while let Some(char) = chars.next() {
@@ -73,14 +80,14 @@ pub(super) fn strftime(now: SystemTime, format: &str) -> String {
             directive = chars.next();
         }
         match directive {
-            Some(directive) => write_directive(&civil, directive, padded, &mut text),
+            Some(directive) => write_directive(&civil, offset, directive, padded, &mut text),
             None => text.push('%'),
         }
     }
     text
 }
 
-fn write_directive(civil: &Civil, directive: char, padded: bool, text: &mut String) {
+fn write_directive(civil: &Civil, offset: &Offset, directive: char, padded: bool, text: &mut String) {
     let (hour, minute, second) = (civil.second / 3600, civil.second / 60 % 60, civil.second % 60);
     let hour12 = (hour + 11) % 12 + 1;
     let month = civil.month as u64 + 1;
@@ -119,8 +126,11 @@ fn write_directive(civil: &Civil, directive: char, padded: bool, text: &mut Stri
         'R' => {
             let _ = write!(text, "{hour:02}:{minute:02}");
         }
-        'Z' => text.push_str("UTC"),
-        'z' => text.push_str("+0000"),
+        'Z' => text.push_str(&offset.name),
+        'z' => {
+            let (sign, east) = (if offset.seconds < 0 { '-' } else { '+' }, offset.seconds.unsigned_abs());
+            let _ = write!(text, "{sign}{:02}{:02}", east / 3600, east / 60 % 60);
+        }
         'n' => text.push('\n'),
         't' => text.push('\t'),
         '%' => text.push('%'),
@@ -140,10 +150,15 @@ mod tests {
     #[test]
     fn dates_as_python_writes_them() {
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let strftime = |now, format: &str| strftime(now, &Offset::utc(), format);
         assert_eq!(strftime(at(0), "%d %b %Y, %A %H:%M:%S %j"), "01 Jan 1970, Thursday 00:00:00 001");
         assert_eq!(strftime(at(951_782_399), "%Y-%m-%d %-d.%-m. %I %p %a %B"), "2000-02-28 28.2. 11 PM Mon February");
         assert_eq!(strftime(at(951_782_400), "%F %j %e"), "2000-02-29 060 29");
         assert_eq!(strftime(at(1_735_689_599), "%D %T %y %j"), "12/31/24 23:59:59 24 366");
         assert_eq!(strftime(at(1_735_689_600), "100%% %Q %"), "100% %Q %");
+        let east = Offset { seconds: 20_700, name: "+0545".into() };
+        assert_eq!(super::strftime(at(1_735_689_599), &east, "%F %T %z %Z"), "2025-01-01 05:44:59 +0545 +0545");
+        let west = Offset { seconds: -12_600, name: "NST".into() };
+        assert_eq!(super::strftime(at(1_735_689_600), &west, "%F %R %z"), "2024-12-31 20:30 -0330");
     }
 }

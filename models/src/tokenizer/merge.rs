@@ -1,40 +1,48 @@
-//! Byte-pair merging of one word, on the BPE model of the `tokenizers` library.
+//! Byte-pair encoding by a list of merges, on the model of the `tokenizers` library.
 
 use super::alphabet::Alphabet;
+use super::byte_tokens::ByteTokens;
 use crate::text_error::TextError;
-use crate::vocabulary::{TokenKind, Vocabulary};
+use crate::vocabulary::Vocabulary;
 use npuhal_core::stage::TokenId;
 use std::collections::HashSet;
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
 
-/// Vocabulary and merges of byte-level BPE.
+/// Vocabulary and merges.
 #[derive(Debug)]
 pub(super) struct Merger {
     bpe: BPE,
-    /// Bytes without a token.
-    missing: [bool; 256],
+    /// Where words are spelled in the byte-level alphabet.
+    alphabet: Option<Alphabet>,
+    /// The characters that have tokens; `None` where all have, one by one or by their bytes.
+    known: Option<HashSet<char>>,
+    unknown: Option<TokenId>,
+    fuse_unknown: bool,
+}
+
+/// What a file says of its merges.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MergeRules {
+    pub(super) byte_level: bool,
+    pub(super) whole_words: bool,
+    pub(super) byte_fallback: bool,
+    pub(super) fuse_unknown: bool,
 }
 
 impl Merger {
-    /// Tokens for which `is_control` holds, and unused ones, can never come out of a word: they are left out with the merges
-    /// that make them.
+    /// Tokens for which `usable` does not hold can never come out of a word: they are left out with the merges that make them.
     pub(super) fn new(
         vocabulary: &Vocabulary,
-        alphabet: &Alphabet,
-        whole_words: bool,
-        is_control: impl Fn(TokenId) -> bool,
+        rules: MergeRules,
+        usable: impl Fn(TokenId) -> bool,
     ) -> Result<Self, TextError> {
-        let usable = |id: TokenId| vocabulary.kinds[id as usize] != TokenKind::Unused && !is_control(id);
-        let vocab = usable_tokens(vocabulary, usable);
-        let mut missing = [false; 256];
-        let mut buffer = [0; 4];
-        for byte in 0..=255u8 {
-            missing[usize::from(byte)] = !vocab.contains_key(&*alphabet.char(byte).encode_utf8(&mut buffer));
-        }
+        let vocab = usable_tokens(vocabulary, &usable);
+        let alphabet = rules.byte_level.then(Alphabet::new);
+        let known = known_characters(&vocab, alphabet.as_ref(), rules.byte_fallback);
         let longest = vocab.keys().map(String::len).max().unwrap_or(0);
         let all = merges(vocabulary, &HashSet::new(), longest);
-        let bpe = match all.and_then(|merges| build(vocab, merges, whole_words)) {
+        let bpe = match all.and_then(|merges| build(vocab, merges, rules)) {
             Ok(bpe) => bpe,
             Err(error) => {
                 // Rare, so that the search is made only now: merges that make what must not come out.
@@ -44,10 +52,10 @@ impl Merger {
                 if fewer.len() == vocabulary.merges.len() {
                     return Err(error);
                 }
-                build(usable_tokens(vocabulary, usable), fewer, whole_words)?
+                build(usable_tokens(vocabulary, &usable), fewer, rules)?
             }
         };
-        Ok(Self { bpe, missing })
+        Ok(Self { bpe, alphabet, known, unknown: vocabulary.unknown, fuse_unknown: rules.fuse_unknown })
     }
 
     /// The id of a token as the vocabulary spells it.
@@ -56,24 +64,66 @@ impl Merger {
     }
 
     /// Appends the ids of `word`; `spelled` is room to work in.
-    pub(super) fn merge_word(
+    pub(super) fn encode_word(
         &self,
         word: &str,
-        alphabet: &Alphabet,
         spelled: &mut String,
         ids: &mut Vec<TokenId>,
     ) -> Result<(), TextError> {
-        spelled.clear();
-        for byte in word.bytes() {
-            if self.missing[usize::from(byte)] {
-                return Err(TextError::NoTokenForByte { byte });
+        let word = match &self.alphabet {
+            Some(alphabet) => {
+                spelled.clear();
+                spelled.extend(word.bytes().map(|byte| alphabet.char(byte)));
+                spelled.as_str()
             }
-            spelled.push(alphabet.char(byte));
+            None => word,
+        };
+        let Some(known) = &self.known else { return self.merge(word, ids) };
+        let (mut start, mut after_unknown) = (0, false);
+        for (at, char) in word.char_indices() {
+            if known.contains(&char) {
+                after_unknown = false;
+                continue;
+            }
+            self.merge(&word[start..at], ids)?;
+            start = at + char.len_utf8();
+            let unknown = self.unknown.ok_or_else(|| self.no_token(char))?;
+            if !(after_unknown && self.fuse_unknown) {
+                ids.push(unknown);
+            }
+            after_unknown = true;
         }
-        let tokens = self.bpe.tokenize(spelled).map_err(|e| TextError::Encode { reason: e.to_string() })?;
+        self.merge(&word[start..], ids)
+    }
+
+    fn merge(&self, word: &str, ids: &mut Vec<TokenId>) -> Result<(), TextError> {
+        if word.is_empty() {
+            return Ok(());
+        }
+        let tokens = self.bpe.tokenize(word).map_err(|e| TextError::Encode { reason: e.to_string() })?;
         ids.extend(tokens.iter().map(|token| token.id));
         Ok(())
     }
+
+    fn no_token(&self, character: char) -> TextError {
+        match self.alphabet.as_ref().and_then(|alphabet| alphabet.byte(character)) {
+            Some(byte) => TextError::NoTokenForByte { byte },
+            None => TextError::NoTokenForCharacter { character },
+        }
+    }
+}
+
+fn known_characters(vocab: &Vocab, alphabet: Option<&Alphabet>, byte_fallback: bool) -> Option<HashSet<char>> {
+    let single = |text: &str| {
+        let mut chars = text.chars();
+        chars.next().filter(|_| chars.next().is_none())
+    };
+    let known: HashSet<char> = vocab.keys().filter_map(|text| single(text)).collect();
+    let all = match alphabet {
+        Some(alphabet) => (0..=255).all(|byte| known.contains(&alphabet.char(byte))),
+        None => byte_fallback && ByteTokens::is_complete(|text| vocab.contains_key(text)),
+    };
+    (!all).then_some(known)
 }
 
 fn usable_tokens(vocabulary: &Vocabulary, usable: impl Fn(TokenId) -> bool) -> Vocab {
@@ -115,8 +165,12 @@ fn merges(vocabulary: &Vocabulary, left_out: &HashSet<&str>, longest: usize) -> 
     Ok(merges)
 }
 
-fn build(vocab: Vocab, merges: Merges, whole_words: bool) -> Result<BPE, TextError> {
-    let builder = BpeBuilder::new().vocab_and_merges(vocab, merges).ignore_merges(whole_words).cache_capacity(0);
+fn build(vocab: Vocab, merges: Merges, rules: MergeRules) -> Result<BPE, TextError> {
+    let builder = BpeBuilder::new()
+        .vocab_and_merges(vocab, merges)
+        .ignore_merges(rules.whole_words)
+        .byte_fallback(rules.byte_fallback)
+        .cache_capacity(0);
     builder.build().map_err(|e| TextError::Vocabulary {
         field: "merges",
         wanted: "merges of tokens that the vocabulary has".to_owned(),

@@ -7,6 +7,7 @@ use crate::command::run::{answer, stats_line};
 use crate::error::CliError;
 use crate::session::plan;
 use crate::terminal::{complain, say};
+use crate::thoughts;
 use npuhal_models::generate::TextGenerator;
 use npuhal_models::stats::GenerationStats;
 use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
@@ -64,17 +65,23 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
             text => {
                 messages.push(ChatMessage::new("user", text));
                 let host = host.with_fresh_control();
-                let answered = encode_chat(&tokenizer, &template, &ChatInput::new(messages.clone()))
+                let input = thoughts::ask(args, ChatInput::new(messages.clone()));
+                let answered = encode_chat(&tokenizer, &template, &input)
                     .map_err(CliError::from)
                     .and_then(|ids| answer(&host, args, &mut generator, &tokenizer, ids));
                 match answered {
-                    Ok(generation) => {
+                    Ok(answer) => {
                         say("\n")?;
                         if args.stats {
-                            host.voice.note(stats_line(&generation.stats));
+                            host.voice.note(stats_line(&answer.generation.stats));
                         }
-                        messages.push(ChatMessage::new("assistant", &generation.text));
-                        last = Some(generation.stats);
+                        // Templates leave out the thoughts of earlier turns, or look for them under their own name.
+                        let mut message = ChatMessage::new("assistant", answer.thoughts.answer);
+                        if !answer.thoughts.reasoning.is_empty() {
+                            message.extra.insert("reasoning_content".to_owned(), answer.thoughts.reasoning.into());
+                        }
+                        messages.push(message);
+                        last = Some(answer.generation.stats);
                     }
                     // The turn is taken back, so that the conversation stays sound.
                     Err(error) => {

@@ -6,10 +6,12 @@ use crate::command::chat;
 use crate::error::CliError;
 use crate::session::plan;
 use crate::terminal::say;
+use crate::thoughts::{self, Speaker};
 use npuhal_core::RunError;
 use npuhal_models::generate::{GenerateError, Generation, TextGenerator};
 use npuhal_models::stats::GenerationStats;
 use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use npuhal_models::thinking::{ThoughtfulAnswer, Thoughts};
 use npuhal_models::{Specials, Tokenizer};
 use std::io::{self, IsTerminal, Read};
 use std::ops::ControlFlow;
@@ -38,10 +40,14 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         let mut messages = Vec::new();
         messages.extend(args.generation.system.as_deref().map(|system| ChatMessage::new("system", system)));
         messages.push(ChatMessage::new("user", &prompt));
-        encode_chat(&tokenizer, &template, &ChatInput::new(messages))?
+        encode_chat(&tokenizer, &template, &thoughts::ask(&args.generation, ChatInput::new(messages)))?
     };
     let mut generator = TextGenerator::new(plan.open()?);
-    let answer = answer(host, &args.generation, &mut generator, &tokenizer, ids)?;
+    let answer = if args.raw {
+        continuation(host, &args.generation, &mut generator, &tokenizer, ids)?
+    } else {
+        answer(host, &args.generation, &mut generator, &tokenizer, ids)?.generation
+    };
     if !answer.text.ends_with('\n') {
         say("\n")?;
     }
@@ -51,8 +57,29 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Generates and prints the answer to `prompt` as it comes.
+/// Generates and prints the answer to `prompt` as it comes, its thoughts apart.
 pub(crate) fn answer(
+    host: &Host,
+    args: &GenerationArgs,
+    generator: &mut TextGenerator,
+    tokenizer: &Tokenizer,
+    prompt: Vec<u32>,
+) -> Result<ThoughtfulAnswer, CliError> {
+    let thinking = thoughts::thinking(args, tokenizer, &prompt)?;
+    let request = args.request(prompt, generator.positions())?;
+    let mut speaker = Speaker::new(args);
+    let mut written = Ok(());
+    let mut receiver = |part: &Thoughts| {
+        written = speaker.say(part);
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let result = generator.generate_with_thoughts(&request, tokenizer, &thinking, &mut receiver, &host.control);
+    written.and(speaker.finish())?;
+    result.map_err(of_generation)
+}
+
+/// Generates and prints what follows `prompt` as it comes.
+fn continuation(
     host: &Host,
     args: &GenerationArgs,
     generator: &mut TextGenerator,
@@ -67,10 +94,14 @@ pub(crate) fn answer(
     };
     let result = generator.generate(&request, tokenizer, &mut receiver, &host.control);
     written?;
-    result.map_err(|error| match error {
+    result.map_err(of_generation)
+}
+
+fn of_generation(error: GenerateError) -> CliError {
+    match error {
         GenerateError::Run(RunError::Cancelled) => CliError::Interrupted,
         other => other.into(),
-    })
+    }
 }
 
 /// `prompt tokens … tok/s`, for people.

@@ -1,0 +1,102 @@
+//! Answers of models that think first: what is asked of the template, and how thoughts are shown.
+
+use crate::args::{GenerationArgs, ThinkMode};
+use crate::error::CliError;
+use crate::terminal::say;
+use npuhal_models::template::ChatInput;
+use npuhal_models::thinking::{Thinking, Thoughts, closing_ids, opens_thoughts};
+use npuhal_models::{ControlTokens, Tokenizer};
+use std::io::{self, IsTerminal};
+
+/// Ids at the end of a prompt among which a template may open a block of thoughts.
+const TAIL_IDS: usize = 16;
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+/// Sets what templates know as `enable_thinking`, where the user has said so.
+pub(crate) fn ask(args: &GenerationArgs, mut input: ChatInput) -> ChatInput {
+    if let Some(mode) = args.think {
+        input.kwargs.insert("enable_thinking".to_owned(), (mode != ThinkMode::Off).into());
+    }
+    input
+}
+
+/// How the model thinks before the answer to `prompt`.
+pub(crate) fn thinking(args: &GenerationArgs, tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Thinking, CliError> {
+    let tail = &prompt[prompt.len().saturating_sub(TAIL_IDS)..];
+    Ok(Thinking {
+        opened: opens_thoughts(&tokenizer.decode(tail, ControlTokens::Show)),
+        budget: args.think_budget.map(|tokens| tokens as usize),
+        closing: if args.think_budget.is_some() { closing_ids(tokenizer)? } else { Vec::new() },
+    })
+}
+
+/// Prints thoughts and answer as they come.
+pub(crate) struct Speaker {
+    shows_thoughts: bool,
+    is_dim: bool,
+}
+
+impl Speaker {
+    /// Thoughts are shown at a terminal only, so that what is piped is the answer.
+    pub(crate) fn new(args: &GenerationArgs) -> Self {
+        Self { shows_thoughts: args.think != Some(ThinkMode::Hide) && io::stdout().is_terminal(), is_dim: false }
+    }
+
+    pub(crate) fn say(&mut self, part: &Thoughts) -> io::Result<()> {
+        if self.shows_thoughts && !part.reasoning.is_empty() {
+            if !self.is_dim {
+                say(DIM)?;
+                self.is_dim = true;
+            }
+            say(&part.reasoning)?;
+        }
+        if part.answer.is_empty() {
+            return Ok(());
+        }
+        if self.is_dim {
+            self.finish()?;
+            say("\n\n")?;
+        }
+        say(&part.answer)
+    }
+
+    /// Leaves the terminal as it was.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.is_dim) { say(PLAIN) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+    use npuhal_models::ChatMessage;
+
+    fn args(flags: &[&str]) -> GenerationArgs {
+        let all = ["npuhal", "run", "hi"].iter().chain(flags);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Run(args) => args.generation,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_template_is_asked_only_where_the_user_has_said_so() {
+        let asked = |flags: &[&str]| {
+            let input = ChatInput::new(vec![ChatMessage::new("user", "hi")]);
+            ask(&args(flags), input).kwargs.get("enable_thinking").cloned()
+        };
+        assert_eq!(asked(&[]), None);
+        assert_eq!(asked(&["--think", "off"]), Some(false.into()));
+        assert_eq!(asked(&["--think", "on"]), Some(true.into()));
+        assert_eq!(asked(&["--think", "hide"]), Some(true.into()));
+    }
+
+    #[test]
+    fn budgets_are_at_least_one_token() {
+        assert_eq!(args(&["--think-budget", "7"]).think_budget, Some(7));
+        assert!(Cli::try_parse_from(["npuhal", "run", "hi", "--think-budget", "0"]).is_err());
+    }
+}
