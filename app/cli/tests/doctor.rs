@@ -503,14 +503,14 @@ fn one_of_two_devices_cannot_be_used() {
     let expected = Expected {
         status: "FAIL",
         check: "driver",
-        phrases: &["npu5@0000:c6:00.1: the module amdxdna is loaded but did not take the device"],
+        phrases: &["amdxdna:0000:c6:00.1: the module amdxdna is loaded but did not take the device"],
         remedy: "dmesg",
         next: "cat /proc/cmdline",
     };
     assert_case("two devices", &machine, &expected);
     let (_, report) = report(&mut machine.doctor());
     let verdict = report["verdict"].as_str().unwrap();
-    assert!(verdict.starts_with("Not all of the NPUs npu5, npu5@0000:c6:00.1 can be used"), "{verdict}");
+    assert!(verdict.starts_with("Not all of the NPUs npu5, amdxdna:0000:c6:00.1 can be used"), "{verdict}");
 }
 
 #[test]

@@ -212,16 +212,18 @@ fn conclude(list: &List, subject: &Subject, machine: &Machine) -> (String, Strin
         (Status::Fail, Subject::Virtual(id)) => format!("{id} does not work: {issue}."),
         (_, Subject::NoNpu) => format!("{}; npuhal runs on the CPU.", capitalized(&npu_issue(list))),
         (status, Subject::Npus(ids)) => {
+            let is_alone = ids.len() == 1;
+            let (npus, are, on) = if is_alone { ("NPU", "is", "it") } else { ("NPUs", "are", "them") };
             let tried = if machine.is_this() {
-                "a context can be made on it"
+                if is_alone { "a context can be made on it" } else { "a context can be made on each" }
             } else {
                 "nothing in this tree speaks against it; whether it runs commands was not tried"
             };
             let but = if status == Status::Warn { format!(" To note: {issue}.") } else { String::new() };
             format!(
-                "The NPU {} is ready as far as it was examined: {tried}. This version of npuhal has no route that runs a \
-                 model on it, so models run on the CPU.{but}",
-                ids.join(", ")
+                "The {npus} {} {are} ready as far as examined: {tried}. This version of npuhal has no route that runs a \
+                 model on {on}, so models run on the CPU.{but}",
+                ids.join(" and ")
             )
         }
         (status, Subject::Virtual(id)) => {

@@ -141,7 +141,9 @@ fn context(driver: &dyn Driver, device: &NpuDevice, holders: &[String]) -> Check
         .and_then(|()| retry(|| driver.destroy_context(created.context)));
     match ended {
         Ok(()) => {
-            let limit = card.context_limit.map_or_else(String::new, |limit| format!(" (npuhal takes up to {limit})"));
+            let limit = card
+                .context_limit
+                .map_or_else(String::new, |limit| format!(" (the device has {limit} for all programs)"));
             let kind = if card.is_virtual { "virtual: " } else { "" };
             check.found(format!("{kind}made a hardware context of 1 column and gave it back{limit}"))
         }

@@ -349,7 +349,7 @@ fn arguments_are_checked_when_they_are_given() {
     let (mut second, foreign) = full_elf(&replay, "reloc_all.elf");
     assert!(matches!(list.push(&*foreign, &buffers(&[&tensor; 4])), Err(DeviceError::Misuse { .. })));
     assert!(matches!(second.runlist().rebind(RunIndex(0), &*foreign), Err(DeviceError::Misuse { .. })));
-    assert!(matches!(second.load(&Program::Builtin { name: "copy" }), Err(DeviceError::Misuse { .. })));
+    assert!(matches!(second.load(&Program::Builtin { name: "copy" }), Err(DeviceError::BadProgram { .. })));
     assert!(matches!(
         replay.device.open_context(&Program::Builtin { name: "copy" }),
         Err(DeviceError::Unsupported { .. })
