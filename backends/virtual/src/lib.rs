@@ -46,6 +46,7 @@
 
 pub mod array;
 mod clock;
+pub mod design;
 mod device;
 mod diagnosis;
 mod driver;

@@ -284,19 +284,17 @@ impl Partition {
 
     /// What is outstanding, for people.
     fn situation(&self) -> String {
-        if self.program.is_none() {
-            return "no core program is bound".to_owned();
-        }
+        let Some(program) = &self.program else { return "no core program is bound".to_owned() };
         let tasks = DIRECTIONS.into_iter().flat_map(|direction| {
             let tasks = self.outstanding(direction).into_iter();
             tasks.map(move |(column, channel, op)| format!("column {column} {direction}{channel} (operation {op})"))
         });
         let tasks: Vec<_> = tasks.collect();
-        if tasks.is_empty() {
-            "no task is outstanding".to_owned()
-        } else {
-            format!("outstanding: {}", tasks.join(", "))
-        }
+        let outstanding = match tasks.is_empty() {
+            true => "no task is outstanding".to_owned(),
+            false => format!("outstanding: {}", tasks.join(", ")),
+        };
+        program.unfinished().map_or(outstanding.clone(), |rest| format!("{outstanding}; the cores: {rest}"))
     }
 }
 
