@@ -37,6 +37,11 @@ pub(crate) trait DeviceMemory {
     fn write(&self, address: u64, src: &[u8]) -> Result<(), Diagnosis>;
     /// Reads code or configuration from device memory.
     fn read_code(&self, address: u64, len_bytes: u64) -> Result<Vec<u8>, Diagnosis>;
+    /// Bytes from `address` to the end of the buffer in device memory that holds it; 0 where none does.
+    fn code_bytes_at(&self, address: u64) -> u64 {
+        let _ = address;
+        0
+    }
 }
 
 /// What a run works with.
