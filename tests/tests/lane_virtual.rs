@@ -2,17 +2,20 @@
 //! and a reference in f64 over the same weights.
 
 use npuhal_amdxdna::NpuDevice;
-use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Want};
+use npuhal_core::device::{Arg, BufferSpec, Deadline, Device, Program};
+use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Tap, TapSink, Want};
 use npuhal_models::ModelConfig;
 use npuhal_models::config::{Rope, RopePairing, RopeScaling};
 use npuhal_tests::kit::random::Random;
 use npuhal_virtual::design::qwen3;
 use npuhal_virtual::{Profile, VirtualDevice, VirtualSpec, kit};
 use npuhal_xdna2::dimensions::Dimensions;
+use npuhal_xdna2::full_elf::{FullElfRequest, PdiMode, assemble};
+use npuhal_xdna2::instruction_elf::InstructionElf;
 use npuhal_xdna2::kernels::{KernelFiles, Kernels};
 use npuhal_xdna2::lane::{Lane, LaneError, LaneOptions, LaneSource, LayerTensors};
 use npuhal_xdna2::packing::{PackError, SliceTiles, TileSource};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const HEAD: usize = 128;
 const TILE_BYTES: usize = 5120;
@@ -191,11 +194,13 @@ struct Reference<'a> {
     weights: &'a Weights,
     /// Of each layer.
     cache: Vec<Cache>,
+    /// The residual stream behind each layer, for the last token.
+    outputs: Vec<Vec<f64>>,
 }
 
 impl<'a> Reference<'a> {
     fn new(weights: &'a Weights) -> Self {
-        Self { weights, cache: vec![Cache::default(); weights.layers.len()] }
+        Self { weights, cache: vec![Cache::default(); weights.layers.len()], outputs: Vec::new() }
     }
 
     fn logits(&mut self, token: u32) -> Vec<f64> {
@@ -203,6 +208,7 @@ impl<'a> Reference<'a> {
         let hidden = config.hidden_size;
         let mut x = self.weights.embedding.values[token as usize * hidden..][..hidden].to_vec();
         let epsilon = f64::from(config.rms_norm_eps);
+        self.outputs.clear();
         for (layer, Cache { keys, values }) in self.weights.layers.iter().zip(&mut self.cache) {
             let position = keys.len();
             let normed = rms_norm(&x, &layer.input_norm.values, epsilon);
@@ -234,6 +240,7 @@ impl<'a> Reference<'a> {
             let product: Vec<f64> =
                 layer.up.times(&normed).iter().zip(gate).map(|(up, gate)| up * gate / (1.0 + (-gate).exp())).collect();
             add(&mut x, &layer.down.times(&product));
+            self.outputs.push(x.clone());
         }
         self.weights.head.times(&rms_norm(&x, &self.weights.final_norm.values, epsilon))
     }
@@ -421,6 +428,91 @@ fn a_second_generation_goes_on_with_the_cache_and_configures_anew() {
         assert!(cosine(&bench.logits(*token, position), &reference.logits(*token)) >= 0.9999, "position {position}");
     }
     bench.assert_clean("a second sequence");
+}
+
+/// What an observer has seen.
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<(Tap, Vec<f64>)>>>);
+
+impl TapSink for Seen {
+    fn observe(&mut self, tap: Tap, _row: Row, values: &[f32]) {
+        let values = values.iter().map(|value| f64::from(*value)).collect();
+        self.0.lock().unwrap().push((tap, values));
+    }
+}
+
+#[test]
+fn keys_values_and_outputs_of_every_layer_are_the_reference() {
+    let weights = Arc::new(Weights::random(config(), 7));
+    let mut bench = Bench::new(&weights, Profile::MainlineNew, &kernels(&weights.config));
+    let mut reference = Reference::new(&weights);
+    let seen = Seen::default();
+    bench.lane.observe(Some(Box::new(seen.clone())));
+    bench.begin();
+    for (position, token) in (0..).zip(tokens(&weights.config, 18, 8)) {
+        bench.logits(token, position);
+        let logits = reference.logits(token);
+        let taps = std::mem::take(&mut *seen.0.lock().unwrap());
+        assert_eq!(taps.len(), 4 * 3 + 1);
+        for (tap, values) in taps {
+            let wanted = match tap {
+                Tap::K(layer) => &reference.cache[layer as usize].keys[position as usize],
+                Tap::V(layer) => &reference.cache[layer as usize].values[position as usize],
+                Tap::LayerOut(layer) => &reference.outputs[layer as usize],
+                Tap::Logits => &logits,
+                other => panic!("{other:?} was not announced"),
+            };
+            let cosine = cosine(&values, wanted);
+            assert!(cosine >= 0.9999, "{tap:?} at {position}: cosine {cosine}");
+        }
+    }
+}
+
+/// Runs of one token of a model with 28 layers.
+const RUNS: usize = 29;
+
+/// `LOADPDI` operations and executed images of one token, after an initial run, where layers and head are assembled so.
+fn loads_of_a_token(mode: PdiMode) -> (u64, u64) {
+    let config = config();
+    let files = kernels(&config);
+    let hardware = VirtualDevice::new(&"virtual:npu5".parse().unwrap());
+    let npu = NpuDevice::open(hardware.connect(), &hardware.identity()).unwrap();
+    let full = |file: &[u8], kernel: &str, mode| {
+        let request = FullElfRequest { kernel, mode, pdi: &files.pdi, columns: 8 };
+        assemble(&InstructionElf::parse(file).unwrap(), &request).unwrap()
+    };
+    let init = full(&files.layer[0], "flinit", PdiMode::InitOnly);
+    let boot = Program::FullElf { image: &init, kernel: "flinit" };
+    let mut context = npu.open_context(&boot).unwrap();
+    let buffers: Vec<Arg> =
+        (0..5).map(|_| Arg::Buffer(npu.allocate(&BufferSpec::tensor(1 << 20, "any")).unwrap())).collect();
+    for buffer in &buffers {
+        let Arg::Buffer(buffer) = buffer else { unreachable!() };
+        buffer.write(0, &vec![0; 1 << 20]).unwrap();
+    }
+    let kernel = context.load(&boot).unwrap();
+    let mut list = context.runlist();
+    list.push(&*kernel, &buffers[..1]).unwrap();
+    list.submit().unwrap().wait(Deadline::never()).unwrap();
+    let before = hardware.statistics();
+    let mut list = context.runlist();
+    let (layer, head) = (full(&files.layer[0], "fl00001", mode), full(&files.head, "flhead", mode));
+    let layer = context.load(&Program::FullElf { image: &layer, kernel: "fl00001" }).unwrap();
+    let head = context.load(&Program::FullElf { image: &head, kernel: "flhead" }).unwrap();
+    (1..RUNS).for_each(|_| _ = list.push(&*layer, &buffers).unwrap());
+    list.push(&*head, &buffers[..4]).unwrap();
+    list.submit().unwrap().wait(Deadline::never()).unwrap();
+    let after = hardware.statistics();
+    assert!(hardware.diagnoses().is_empty(), "{:?}", hardware.diagnoses());
+    assert_eq!((before.pdi_requests, after.runs - before.runs), (1, RUNS as u64));
+    (after.pdi_requests - before.pdi_requests, after.pdi_loads - before.pdi_loads)
+}
+
+#[test]
+fn the_array_is_configured_by_the_initial_run_alone() {
+    assert_eq!(loads_of_a_token(PdiMode::None), (0, 0));
+    let (requests, _) = loads_of_a_token(PdiMode::Load);
+    assert_eq!(requests, RUNS as u64, "an image in every file is loaded in every run");
 }
 
 #[test]

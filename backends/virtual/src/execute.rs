@@ -209,7 +209,7 @@ impl State {
         let Some(file) = self.files.get(&context.file) else { return End::Completed };
         let memory = JobMemory { file, args, log: &device.log };
         let mut surroundings =
-            Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.pdi_loads };
+            Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.loads };
         let units = context.units.as_deref();
         let result = load_unit(launch, units, &memory).and_then(|image| {
             if let Some(reason) = &launch.map_error {

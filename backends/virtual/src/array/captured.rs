@@ -3,7 +3,7 @@
 //! The files are not part of the repository; the tests run where their folder is.
 
 use super::program::{CoreProgram, CoreProgramTable, Step, StreamKey, Streams};
-use super::{DeviceMemory, Partition, Surroundings, Trouble};
+use super::{DeviceMemory, Loads, Partition, Surroundings, Trouble};
 use crate::clock::Traffic;
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use crate::packet::Arguments;
@@ -111,8 +111,11 @@ fn captured_layers_run_to_the_end() {
             partition.store(at(Register::ShimMux), ShimMux { south: [dma; 4] }.encode(), 0, &programs).unwrap();
             partition.store(at(Register::ShimDemux), ShimDemux { south: [dma; 4] }.encode(), 0, &programs).unwrap();
         }
-        let (memory, log, mut loads) =
-            (Layer { read_bytes: Cell::new(0), written_bytes: Cell::new(0) }, DiagnosisLog::default(), 0);
+        let (memory, log, mut loads) = (
+            Layer { read_bytes: Cell::new(0), written_bytes: Cell::new(0) },
+            DiagnosisLog::default(),
+            Loads::default(),
+        );
         let mut surroundings = Surroundings { memory: &memory, programs: &programs, log: &log, loads: &mut loads };
         let arguments = Arguments::Packet(ARGUMENTS.iter().map(|(at, _)| *at).collect());
         match partition.run(&code, &arguments, true, &mut surroundings) {

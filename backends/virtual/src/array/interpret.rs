@@ -78,6 +78,7 @@ impl Partition {
             OpKind::MergeSync { tokens, columns, .. } => self.merge_sync(*tokens, *columns, surroundings),
             OpKind::DdrPatch(patch) => self.patch(patch, arguments, index, surroundings),
             OpKind::LoadPdi { id, size_bytes, address } => {
+                surroundings.loads.requested += 1;
                 // The published fast lane leaves the size 0, so firmware goes by the image itself; here its buffer ends it.
                 let len_bytes = match size_bytes {
                     0 => surroundings.memory.code_bytes_at(*address),

@@ -49,8 +49,16 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) memory: &'a dyn DeviceMemory,
     pub(crate) programs: &'a CoreProgramTable,
     pub(crate) log: &'a DiagnosisLog,
-    /// Configuration images executed.
-    pub(crate) loads: &'a mut u64,
+    pub(crate) loads: &'a mut Loads,
+}
+
+/// How often configuration was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Loads {
+    /// `LOADPDI` operations.
+    pub(crate) requested: u64,
+    /// Images executed.
+    pub(crate) executed: u64,
 }
 
 /// Why a run does not end well.

@@ -3,7 +3,7 @@
 use super::math::{narrow, rounded, widen};
 use super::*;
 use crate::array::program::ProgramDescription;
-use crate::array::{DeviceMemory, ImageId, Partition, Surroundings, Trouble};
+use crate::array::{DeviceMemory, ImageId, Loads, Partition, Surroundings, Trouble};
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use crate::kit::{image, qwen3_head_code, qwen3_layer_code};
 use crate::packet::Arguments;
@@ -67,7 +67,8 @@ impl Bench {
         act: impl FnOnce(&mut Partition, &mut Surroundings<'_>) -> T,
     ) -> T {
         let programs = CoreProgramTable::builtin();
-        let mut surroundings = Surroundings { memory, programs: &programs, log: &self.log, loads: &mut 0 };
+        let mut surroundings =
+            Surroundings { memory, programs: &programs, log: &self.log, loads: &mut Loads::default() };
         act(&mut self.partition, &mut surroundings)
     }
 
