@@ -430,9 +430,11 @@ fn a_second_generation_goes_on_with_the_cache_and_configures_anew() {
     bench.assert_clean("a second sequence");
 }
 
+type TapValues = (Tap, Vec<f64>);
+
 /// What an observer has seen.
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<(Tap, Vec<f64>)>>>);
+struct Seen(Arc<Mutex<Vec<TapValues>>>);
 
 impl TapSink for Seen {
     fn observe(&mut self, tap: Tap, _row: Row, values: &[f32]) {
