@@ -2,6 +2,8 @@
 //! and a reference in f64 over the same weights.
 
 use npuhal_amdxdna::NpuDevice;
+use npuhal_amdxdna::format::elf::{Elf, Rela, Section};
+use npuhal_amdxdna::format::txn::HEADER_BYTES;
 use npuhal_core::device::{Arg, BufferSpec, Deadline, Device, Program};
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Tap, TapSink, Want};
 use npuhal_models::ModelConfig;
@@ -20,6 +22,8 @@ use std::sync::{Arc, Mutex};
 const HEAD: usize = 128;
 const TILE_BYTES: usize = 5120;
 const POSITIONS: u32 = 208;
+/// Bytes of a write in control code.
+const WRITE_BYTES: usize = 24;
 /// Twelve blocks of the cache and a bit; fewer without optimization.
 const LONGEST: u32 = if cfg!(debug_assertions) { 72 } else { 200 };
 
@@ -533,6 +537,58 @@ fn a_changed_weight_is_seen() {
         let cosine = cosine(&bench.logits(token, 0), &wanted);
         assert_eq!(cosine >= 0.9999, is_right, "cosine {cosine}");
     }
+}
+
+/// The files with section `name` of the layers' changed.
+fn with_section(files: &KernelFiles, name: &str, change: impl Fn(&mut Section)) -> KernelFiles {
+    let layer = files.layer.each_ref().map(|file| {
+        let mut elf = Elf::parse(file).unwrap();
+        let (index, _) = elf.find(name).unwrap();
+        change(&mut elf.sections[index as usize]);
+        elf.to_bytes().unwrap()
+    });
+    KernelFiles { layer, ..files.clone() }
+}
+
+#[test]
+fn a_wrong_addend_of_a_relocation_is_seen() {
+    let weights = Arc::new(Weights::random(config(), 9));
+    // Two groups of the value projection take each other's place: behind six small transfers, eight groups of the query
+    // projection and four of the key projection.
+    let files = with_section(&kernels(&weights.config), ".rela.dyn", |section| {
+        let mut relocations = Rela::parse_table(section).unwrap();
+        let first = 6 + 8 + 4;
+        (relocations[first].addend, relocations[first + 1].addend) =
+            (relocations[first + 1].addend, relocations[first].addend);
+        section.data = Rela::write_table(&relocations).unwrap();
+    });
+    let mut bench = Bench::new(&weights, Profile::MainlineNew, &files);
+    bench.begin();
+    let cosine = cosine(&bench.logits(3, 0), &Reference::new(&weights).logits(3));
+    assert!(cosine < 0.999, "cosine {cosine}");
+}
+
+#[test]
+fn a_context_length_that_one_core_does_not_have_never_ends() {
+    let weights = Arc::new(Weights::random(ModelConfig { layers: 1, ..config() }, 10));
+    // The fourth core holds 1 for every context.
+    let fourth = HEADER_BYTES + 3 * WRITE_BYTES + 16;
+    let files = with_section(&kernels(&weights.config), ".ctrltext", |section| {
+        section.data[fourth..fourth + 4].copy_from_slice(&1u32.to_le_bytes());
+    });
+    let mut bench = Bench::new(&weights, Profile::MainlineNew, &files);
+    bench.begin();
+    bench.logits(3, 0);
+    let row = Row { sequence: SequenceId(0), token: 3, position: 1 };
+    let error = bench.lane.forward(&[row], &mut HiddenRows::new(), Want::Last, &Control::new()).unwrap_err();
+    assert!(error.loses_context(), "{error}");
+    let diagnoses: Vec<_> = bench.hardware.take_diagnoses().iter().map(ToString::to_string).collect();
+    let reason = "the attention cores hold different context lengths: [2, 2, 2, 1, 2, 2, 2, 2]";
+    assert!(diagnoses[0].contains(reason), "{diagnoses:#?}");
+    // The next generation has a fresh context.
+    bench.lane.truncate(SequenceId(0), 0);
+    bench.begin();
+    assert!(cosine(&bench.logits(3, 0), &Reference::new(&weights).logits(3)) >= 0.9999);
 }
 
 #[test]
