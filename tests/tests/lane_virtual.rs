@@ -407,6 +407,26 @@ fn logits_are_the_reference_behind_every_driver() {
 }
 
 #[test]
+fn other_shapes_are_the_reference() {
+    // Groups of several tiles, halves of several KV heads, a query head for each, several chunks of the feed-forward block,
+    // blocks of projections that do not fill the streams, another base of the rotation.
+    for (hidden_size, heads, kv_heads, intermediate_size, theta) in
+        [(512, 8, 4, 1536, 1e6), (768, 4, 4, 512, 1e4), (256, 6, 2, 1024, 5e5)]
+    {
+        let rope = Rope { theta, ..config().rope };
+        let config = ModelConfig { hidden_size, heads, kv_heads, intermediate_size, rope, layers: 2, ..config() };
+        let weights = Arc::new(Weights::random(config, 11));
+        let mut bench = Bench::new(&weights, Profile::MainlineNew, &kernels(&weights.config));
+        let mut reference = Reference::new(&weights);
+        bench.begin();
+        for (position, token) in (0..).zip(tokens(&weights.config, 18, 12)) {
+            let cosine = cosine(&bench.logits(token, position), &reference.logits(token));
+            assert!(cosine >= 0.9999, "hidden size {hidden_size}, position {position}: cosine {cosine}");
+        }
+    }
+}
+
+#[test]
 fn a_second_generation_goes_on_with_the_cache_and_configures_anew() {
     let weights = Arc::new(Weights::random(config(), 3));
     let mut bench = Bench::new(&weights, Profile::MainlineNew, &kernels(&weights.config));
