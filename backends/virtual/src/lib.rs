@@ -52,6 +52,8 @@ mod diagnosis;
 mod driver;
 mod execute;
 mod fault;
+#[cfg(test)]
+mod golden;
 pub mod kit;
 mod memory;
 mod objects;

@@ -6,10 +6,10 @@ use super::program::{CoreProgram, CoreProgramTable, Step, StreamKey, Streams};
 use super::{DeviceMemory, Loads, Partition, Surroundings, Trouble};
 use crate::clock::Traffic;
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
+use crate::golden::{CAPTURED_LAYERS, shared_golden};
 use crate::packet::Arguments;
 use npuhal_amdxdna::format::registers::{Register, ShimDemux, ShimMux, ShimRoute};
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
 
 /// First two header words of version 0.1 for an AIE2P partition of 8 columns.
 const PROPER: [u8; 8] = [0, 1, 4, 6, 8, 1, 0, 0];
@@ -83,22 +83,9 @@ impl DeviceMemory for Layer {
     }
 }
 
-fn shared_golden(test: &str, sub: &str) -> Option<PathBuf> {
-    use std::io::Write as _;
-    let shared = std::env::var_os("NPUHAL_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), PathBuf::from);
-    let folder = shared.join("golden").join(sub);
-    if folder.exists() {
-        return Some(folder);
-    }
-    // The test harness hides what a passing test prints; this line is meant to be seen.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {} is not here", folder.display());
-    None
-}
-
 #[test]
 fn captured_layers_run_to_the_end() {
-    let Some(folder) = shared_golden("captured_layers_run_to_the_end", "xdna2/fused_insts") else { return };
+    let Some(folder) = shared_golden("captured_layers_run_to_the_end", CAPTURED_LAYERS) else { return };
     for length in [1_u64, 16, 256, 4096] {
         let mut code = std::fs::read(folder.join(format!("layer_L{length}.bin"))).unwrap();
         code[..8].copy_from_slice(&PROPER);

@@ -324,28 +324,15 @@ fn shape(reason: String) -> KitError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
-    use std::path::{Path, PathBuf};
+    use crate::golden::{CAPTURED_LAYERS, shared_golden};
 
     fn qwen3_0_6b() -> Dimensions {
         Dimensions { hidden: 1024, heads: 16, kv_heads: 8, intermediate: 3072, vocab: 151_936, norm_epsilon: 1e-6 }
     }
 
-    fn shared_golden(test: &str, sub: &str) -> Option<PathBuf> {
-        let shared = std::env::var_os("NPUHAL_SHARED")
-            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), PathBuf::from);
-        let folder = shared.join("golden").join(sub);
-        if folder.exists() {
-            return Some(folder);
-        }
-        // The test harness hides what a passing test prints; this line is meant to be seen.
-        let _ = writeln!(std::io::stderr(), "skipped: {test}: {} is not here", folder.display());
-        None
-    }
-
     #[test]
     fn layers_are_the_published_streams() {
-        let Some(folder) = shared_golden("layers_are_the_published_streams", "xdna2/fused_insts") else { return };
+        let Some(folder) = shared_golden("layers_are_the_published_streams", CAPTURED_LAYERS) else { return };
         for context in [1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096] {
             let wanted = std::fs::read(folder.join(format!("layer_L{context}.bin"))).unwrap();
             let found = qwen3_layer_code(&qwen3_0_6b(), 4096, context).unwrap().encode().unwrap();

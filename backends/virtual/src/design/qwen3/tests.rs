@@ -5,11 +5,11 @@ use super::*;
 use crate::array::program::ProgramDescription;
 use crate::array::{DeviceMemory, ImageId, Loads, Partition, Surroundings, Trouble};
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
+use crate::golden::{CAPTURED_LAYERS, shared_golden};
 use crate::kit::{image, qwen3_head_code, qwen3_layer_code};
 use crate::packet::Arguments;
 use npuhal_amdxdna::format::txn::{OpKind, Stream};
 use std::cell::RefCell;
-use std::path::Path;
 
 /// Distance of the arguments' addresses.
 const APART: u64 = 1 << 28;
@@ -421,15 +421,8 @@ fn swapped_tiles_and_stale_rows_change_the_result() {
 
 #[test]
 fn published_streams_at_published_dimensions() {
-    let shared = std::env::var_os("NPUHAL_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), std::path::PathBuf::from);
-    let folder = shared.join("golden/xdna2/fused_insts");
-    if !folder.exists() {
-        use std::io::Write as _;
-        let test = "published_streams_at_published_dimensions";
-        let _ = writeln!(std::io::stderr(), "skipped: {test}: {} is not here", folder.display());
-        return;
-    }
+    let test = "published_streams_at_published_dimensions";
+    let Some(folder) = shared_golden(test, CAPTURED_LAYERS) else { return };
     const REGION_ROWS: usize = 4096;
     let dimensions =
         Dimensions { hidden: 1024, heads: 16, kv_heads: 8, intermediate: 3072, vocab: 151_936, norm_epsilon: 1e-6 };
