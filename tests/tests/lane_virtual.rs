@@ -542,6 +542,32 @@ fn the_array_is_configured_by_the_initial_run_alone() {
 }
 
 #[test]
+fn a_suspended_context_ends_its_generation_and_no_other() {
+    let weights = Arc::new(Weights::random(config(), 13));
+    let mut bench = Bench::new(&weights, Profile::MainlineNew, &kernels(&weights.config));
+    let mut reference = Reference::new(&weights);
+    let mut check = |bench: &mut Bench, position: u32| {
+        let cosine = cosine(&bench.logits(40 + position, position), &reference.logits(40 + position));
+        assert!(cosine >= 0.9999, "position {position}: cosine {cosine}");
+    };
+    // Between generations nothing is lost.
+    bench.begin();
+    check(&mut bench, 0);
+    bench.lane.end();
+    bench.hardware.suspend_and_resume();
+    bench.begin();
+    check(&mut bench, 1);
+    // Within one the configuration is gone.
+    bench.hardware.suspend_and_resume();
+    let row = Row { sequence: SequenceId(0), token: 42, position: 2 };
+    let error = bench.lane.forward(&[row], &mut HiddenRows::new(), Want::Last, &Control::new()).unwrap_err();
+    assert!(error.loses_context(), "{error}");
+    assert!(!bench.hardware.take_diagnoses().is_empty());
+    bench.begin();
+    check(&mut bench, 2);
+}
+
+#[test]
 fn a_changed_weight_is_seen() {
     let weights = Weights::random(config(), 5);
     let files = kernels(&weights.config);
