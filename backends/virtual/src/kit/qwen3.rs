@@ -4,8 +4,8 @@
 use super::{KitError, QWEN3, image, md5, symbol_of};
 use crate::array::program::ProgramDescription;
 use crate::design::qwen3::{
-    BLOCK_ROWS, CHUNK_FEATURES, COLUMNS_OF_TILE, CONTEXT_WORDS, Dimensions, GROUP_ROWS, HEAD_DIM, HUB_MODE_WORD,
-    MODE_COLUMNS, MODE_OFFSET, MODE_ROWS, Mode, START_LOCK, TILE_BYTES, WEIGHT_STREAMS,
+    BLOCK_ROWS, COLUMNS_OF_TILE, CONTEXT_WORDS, Dimensions, GROUP_ROWS, HEAD_DIM, HUB_MODE_WORD, MODE_COLUMNS,
+    MODE_OFFSET, MODE_ROWS, Mode, START_LOCK, TILE_BYTES, WEIGHT_STREAMS,
 };
 use npuhal_amdxdna::format::elf::{PartialElfSpec, PatchEntry};
 use npuhal_amdxdna::format::registers::{
@@ -145,7 +145,6 @@ pub fn qwen3_layer_code(dimensions: &Dimensions, positions: u32, context: u32) -
         }
     }
     code.groups(weights.take(dimensions.hidden, dimensions.query_width()))?;
-    debug_assert!(dimensions.intermediate.is_multiple_of(CHUNK_FEATURES), "checked above");
     code.groups(weights.take(2 * dimensions.intermediate, dimensions.hidden))?;
     code.groups(weights.take(dimensions.hidden, dimensions.intermediate))?;
     code.wait(Direction::S2mm, HUB, 1);
