@@ -1,7 +1,7 @@
 //! The virtual device: open files, contexts, queues, and virtual time.
 
-use crate::array::Partition;
 use crate::array::program::CoreProgramTable;
+use crate::array::{Loads, Partition};
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use crate::driver::VirtualDriver;
 use crate::execute::Outcome;
@@ -56,6 +56,9 @@ pub struct Statistics {
     pub runs: u64,
     /// Configuration images executed.
     pub pdi_loads: u64,
+    /// `LOADPDI` operations. That one whose image is resident is not executed again is inferred: published times of code
+    /// that loads its image in every run say that hardware spends milliseconds on it.
+    pub pdi_requests: u64,
     /// Commands that ended, well or not.
     pub commands: u64,
 }
@@ -139,7 +142,8 @@ impl VirtualDevice {
             contexts: state.contexts.len(),
             syncobjs: files.map(|file| file.syncobjs.len()).sum(),
             runs: state.faults.runs(),
-            pdi_loads: state.pdi_loads,
+            pdi_loads: state.loads.executed,
+            pdi_requests: state.loads.requested,
             commands: state.commands,
         }
     }
@@ -203,7 +207,7 @@ pub(crate) struct State {
     pub(crate) last_context_id: u32,
     pub(crate) faults: FaultState,
     pub(crate) is_removed: bool,
-    pub(crate) pdi_loads: u64,
+    pub(crate) loads: Loads,
     pub(crate) commands: u64,
     next_address: u64,
     /// Second-generation parts run one context at a time.
@@ -314,7 +318,7 @@ impl State {
             last_context_id: 0,
             faults: FaultState::new(spec.faults.clone()),
             is_removed: false,
-            pdi_loads: 0,
+            loads: Loads::default(),
             commands: 0,
             next_address: FIRST_ADDRESS,
             is_shared_in_time: spec.silicon.facts().is_preemptible,

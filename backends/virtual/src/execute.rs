@@ -209,7 +209,7 @@ impl State {
         let Some(file) = self.files.get(&context.file) else { return End::Completed };
         let memory = JobMemory { file, args, log: &device.log };
         let mut surroundings =
-            Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.pdi_loads };
+            Surroundings { memory: &memory, programs: &device.programs, log: &device.log, loads: &mut self.loads };
         let units = context.units.as_deref();
         let result = load_unit(launch, units, &memory).and_then(|image| {
             if let Some(reason) = &launch.map_error {
@@ -362,14 +362,20 @@ impl<'a> JobMemory<'a> {
 
     fn locate_in_heap(&self, offset_bytes: u64, len_bytes: u64) -> Option<Parts<'a>> {
         let end = offset_bytes.checked_add(len_bytes)?;
-        self.objects().iter().chain(self.args).find(|bo| match bo.place {
-            Place::Heap { offset_bytes: start } => {
-                start <= offset_bytes && end <= start + bo.size_bytes.next_multiple_of(4)
-            }
-            Place::Pages { .. } => false,
-        })?;
+        (end <= self.end_in_heap(offset_bytes)?).then_some(())?;
         let parts = self.objects().heap.parts(offset_bytes, len_bytes)?;
         parts.iter().all(|(memory, ..)| memory.is_mapped()).then_some(Parts::Several(parts))
+    }
+
+    /// End of the buffer in the device heap that holds `offset_bytes`.
+    fn end_in_heap(&self, offset_bytes: u64) -> Option<u64> {
+        self.objects().iter().chain(self.args).find_map(|bo| match bo.place {
+            Place::Heap { offset_bytes: start } => {
+                let end = start + bo.size_bytes.next_multiple_of(4);
+                (start..end).contains(&offset_bytes).then_some(end)
+            }
+            Place::Pages { .. } => None,
+        })
     }
 
     fn note(&self, access: Access, kind: DiagnosisKind, memory: &Memory) {
@@ -424,6 +430,11 @@ impl DeviceMemory for JobMemory<'_> {
             self.note(access, DiagnosisKind::UnflushedRead, memory);
         }
         Ok(bytes)
+    }
+
+    fn code_bytes_at(&self, address: u64) -> u64 {
+        let offset = address.checked_sub(HEAP_BASE);
+        offset.and_then(|offset| Some(self.end_in_heap(offset)? - offset)).unwrap_or(0)
     }
 }
 

@@ -46,11 +46,14 @@
 
 pub mod array;
 mod clock;
+pub mod design;
 mod device;
 mod diagnosis;
 mod driver;
 mod execute;
 mod fault;
+#[cfg(test)]
+mod golden;
 pub mod kit;
 mod memory;
 mod objects;

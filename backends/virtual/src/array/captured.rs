@@ -3,13 +3,13 @@
 //! The files are not part of the repository; the tests run where their folder is.
 
 use super::program::{CoreProgram, CoreProgramTable, Step, StreamKey, Streams};
-use super::{DeviceMemory, Partition, Surroundings, Trouble};
+use super::{DeviceMemory, Loads, Partition, Surroundings, Trouble};
 use crate::clock::Traffic;
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
+use crate::golden::{CAPTURED_LAYERS, shared_golden};
 use crate::packet::Arguments;
 use npuhal_amdxdna::format::registers::{Register, ShimDemux, ShimMux, ShimRoute};
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
 
 /// First two header words of version 0.1 for an AIE2P partition of 8 columns.
 const PROPER: [u8; 8] = [0, 1, 4, 6, 8, 1, 0, 0];
@@ -83,22 +83,9 @@ impl DeviceMemory for Layer {
     }
 }
 
-fn shared_golden(test: &str, sub: &str) -> Option<PathBuf> {
-    use std::io::Write as _;
-    let shared = std::env::var_os("NPUHAL_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), PathBuf::from);
-    let folder = shared.join("golden").join(sub);
-    if folder.exists() {
-        return Some(folder);
-    }
-    // The test harness hides what a passing test prints; this line is meant to be seen.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {} is not here", folder.display());
-    None
-}
-
 #[test]
 fn captured_layers_run_to_the_end() {
-    let Some(folder) = shared_golden("captured_layers_run_to_the_end", "xdna2/fused_insts") else { return };
+    let Some(folder) = shared_golden("captured_layers_run_to_the_end", CAPTURED_LAYERS) else { return };
     for length in [1_u64, 16, 256, 4096] {
         let mut code = std::fs::read(folder.join(format!("layer_L{length}.bin"))).unwrap();
         code[..8].copy_from_slice(&PROPER);
@@ -111,8 +98,11 @@ fn captured_layers_run_to_the_end() {
             partition.store(at(Register::ShimMux), ShimMux { south: [dma; 4] }.encode(), 0, &programs).unwrap();
             partition.store(at(Register::ShimDemux), ShimDemux { south: [dma; 4] }.encode(), 0, &programs).unwrap();
         }
-        let (memory, log, mut loads) =
-            (Layer { read_bytes: Cell::new(0), written_bytes: Cell::new(0) }, DiagnosisLog::default(), 0);
+        let (memory, log, mut loads) = (
+            Layer { read_bytes: Cell::new(0), written_bytes: Cell::new(0) },
+            DiagnosisLog::default(),
+            Loads::default(),
+        );
         let mut surroundings = Surroundings { memory: &memory, programs: &programs, log: &log, loads: &mut loads };
         let arguments = Arguments::Packet(ARGUMENTS.iter().map(|(at, _)| *at).collect());
         match partition.run(&code, &arguments, true, &mut surroundings) {

@@ -28,7 +28,7 @@ impl Partition {
         }
         self.clear_configuration();
         self.execute(&image, surroundings).map_err(at_op)?;
-        *surroundings.loads += 1;
+        surroundings.loads.executed += 1;
         self.resident = Some((id, image));
         Ok(())
     }

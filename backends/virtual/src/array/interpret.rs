@@ -78,7 +78,13 @@ impl Partition {
             OpKind::MergeSync { tokens, columns, .. } => self.merge_sync(*tokens, *columns, surroundings),
             OpKind::DdrPatch(patch) => self.patch(patch, arguments, index, surroundings),
             OpKind::LoadPdi { id, size_bytes, address } => {
-                let image = surroundings.memory.read_code(*address, u64::from(*size_bytes)).map_err(Trouble::Fault)?;
+                surroundings.loads.requested += 1;
+                // The published fast lane leaves the size 0, so firmware goes by the image itself; here its buffer ends it.
+                let len_bytes = match size_bytes {
+                    0 => surroundings.memory.code_bytes_at(*address),
+                    size_bytes => u64::from(*size_bytes),
+                };
+                let image = surroundings.memory.read_code(*address, len_bytes).map_err(Trouble::Fault)?;
                 self.load_image(ImageId::Pdi(*id), image, Some(index), surroundings)
             }
             OpKind::ReadRegs { addresses, .. } => {

@@ -37,6 +37,11 @@ pub(crate) trait DeviceMemory {
     fn write(&self, address: u64, src: &[u8]) -> Result<(), Diagnosis>;
     /// Reads code or configuration from device memory.
     fn read_code(&self, address: u64, len_bytes: u64) -> Result<Vec<u8>, Diagnosis>;
+    /// Bytes from `address` to the end of the buffer in device memory that holds it; 0 where none does.
+    fn code_bytes_at(&self, address: u64) -> u64 {
+        let _ = address;
+        0
+    }
 }
 
 /// What a run works with.
@@ -44,8 +49,16 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) memory: &'a dyn DeviceMemory,
     pub(crate) programs: &'a CoreProgramTable,
     pub(crate) log: &'a DiagnosisLog,
-    /// Configuration images executed.
-    pub(crate) loads: &'a mut u64,
+    pub(crate) loads: &'a mut Loads,
+}
+
+/// How often configuration was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Loads {
+    /// `LOADPDI` operations.
+    pub(crate) requested: u64,
+    /// Images executed.
+    pub(crate) executed: u64,
 }
 
 /// Why a run does not end well.
@@ -284,19 +297,17 @@ impl Partition {
 
     /// What is outstanding, for people.
     fn situation(&self) -> String {
-        if self.program.is_none() {
-            return "no core program is bound".to_owned();
-        }
+        let Some(program) = &self.program else { return "no core program is bound".to_owned() };
         let tasks = DIRECTIONS.into_iter().flat_map(|direction| {
             let tasks = self.outstanding(direction).into_iter();
             tasks.map(move |(column, channel, op)| format!("column {column} {direction}{channel} (operation {op})"))
         });
         let tasks: Vec<_> = tasks.collect();
-        if tasks.is_empty() {
-            "no task is outstanding".to_owned()
-        } else {
-            format!("outstanding: {}", tasks.join(", "))
-        }
+        let outstanding = match tasks.is_empty() {
+            true => "no task is outstanding".to_owned(),
+            false => format!("outstanding: {}", tasks.join(", ")),
+        };
+        program.unfinished().map_or(outstanding.clone(), |rest| format!("{outstanding}; the cores: {rest}"))
     }
 }
 

@@ -138,11 +138,12 @@ impl CoreProgramTable {
         Self::default()
     }
 
-    /// The programs of this crate: [`crate::kit::COPY`] and [`crate::kit::VECTOR_SCALE`].
+    /// The programs of this crate: [`crate::kit::COPY`], [`crate::kit::VECTOR_SCALE`] and [`crate::kit::QWEN3`].
     #[must_use]
     pub fn builtin() -> Self {
         let mut table = Self::new();
         super::builtin::register(&mut table);
+        crate::design::qwen3::register(&mut table);
         table
     }
 

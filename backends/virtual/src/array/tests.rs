@@ -1,7 +1,7 @@
 //! Control code, operation by operation, on memory without a driver.
 
 use super::program::{CoreProgramTable, ProgramDescription};
-use super::{DeviceMemory, ImageId, Partition, Surroundings, Trouble};
+use super::{DeviceMemory, ImageId, Loads, Partition, Surroundings, Trouble};
 use crate::diagnosis::{Diagnosis, DiagnosisKind, DiagnosisLog};
 use crate::kit;
 use crate::packet::Arguments;
@@ -71,7 +71,7 @@ struct Bench {
     partition: Partition,
     memory: Flat,
     log: DiagnosisLog,
-    loads: u64,
+    loads: Loads,
 }
 
 fn copy_image(portion_words: u32) -> Vec<u8> {
@@ -80,7 +80,12 @@ fn copy_image(portion_words: u32) -> Vec<u8> {
 
 impl Bench {
     fn bare() -> Self {
-        Self { partition: Partition::new(2), memory: Flat::new(), log: DiagnosisLog::default(), loads: 0 }
+        Self {
+            partition: Partition::new(2),
+            memory: Flat::new(),
+            log: DiagnosisLog::default(),
+            loads: Loads::default(),
+        }
     }
 
     fn new() -> Self {
@@ -547,15 +552,15 @@ fn images_load_once_and_never_in_flight() {
     load.load_pdi(1, size_bytes);
     bench.run(&load).unwrap();
     bench.run(&load).unwrap();
-    assert_eq!((bench.loads, bench.log.to_vec()), (1, Vec::new()), "the same id stays resident");
+    assert_eq!((bench.loads.executed, bench.log.to_vec()), (1, Vec::new()), "the same id stays resident");
     let mut other = builder();
     other.load_pdi(2, size_bytes);
     bench.run(&other).unwrap();
-    assert_eq!(bench.loads, 2);
+    assert_eq!(bench.loads, Loads { requested: 3, executed: 2 });
     // The same id with other contents is not loaded, and that is worth a word.
     bench.memory.code = copy_image(8);
     bench.run(&other).unwrap();
-    assert_eq!((bench.loads, bench.log.take()[0].kind), (2, DiagnosisKind::StaleConfiguration));
+    assert_eq!((bench.loads.executed, bench.log.take()[0].kind), (2, DiagnosisKind::StaleConfiguration));
     // In flight it is a fault.
     let mut code = builder();
     code.shim_bd(0, 0, &bd(IN, 16)).unwrap();

@@ -7,9 +7,12 @@
 
 mod designs;
 mod image;
+mod md5;
+mod qwen3;
 
 pub use designs::{copy, vector_scale};
 pub use image::{configuration, image};
+pub use qwen3::{QWEN3_CONTEXTS, QWEN3_POSITIONS_MAX, Qwen3Kit, qwen3, qwen3_head_code, qwen3_layer_code};
 
 use npuhal_amdxdna::format::cdo::CdoError;
 use npuhal_amdxdna::format::elf::{ArgumentSymbol, ElfError, FullElfSpec, PartialElfSpec, PatchEntry};
@@ -26,6 +29,8 @@ use npuhal_amdxdna::silicon::Silicon;
 pub const COPY: u32 = 1;
 /// Core program `vector-scale`: 32-bit integers times a factor.
 pub const VECTOR_SCALE: u32 = 2;
+/// Core programs `qwen3-layer` and `qwen3-lmhead`, which share a configuration: [`crate::design::qwen3`].
+pub const QWEN3: u32 = 0x10;
 
 /// Id that the xclbin gives its kernel.
 const KERNEL_ID: u64 = 0x901;

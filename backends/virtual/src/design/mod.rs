@@ -1,0 +1,3 @@
+//! Core programs of whole designs.
+
+pub mod qwen3;
