@@ -1,17 +1,20 @@
 //! From a model's name to an open session: find or fetch the file, choose route and device, load.
 
 use crate::Host;
-use crate::args::{GenerationArgs, ModelArgs};
+use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
 use crate::presence;
+use crate::terminal::complain;
+use clap::CommandFactory;
 use npuhal_core::stage::Session;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
-use npuhal_registry::{Choice, DeviceChoice, Options, Registry, Request, select};
+use npuhal_registry::private::{private_route_missing, stated_model_type};
+use npuhal_registry::{AddonSources, Choice, DeviceChoice, Options, Registry, Request, select};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -29,9 +32,16 @@ pub(crate) struct Plan {
     pub(crate) options: Options,
 }
 
-/// The routes and devices of this program.
-pub(crate) fn registry() -> Result<Registry, CliError> {
-    Ok(Registry::collect(&BUILT_IN)?)
+/// The routes and devices of this program, with those of the add-ons that can be loaded. One that cannot is told.
+pub(crate) fn registry(host: &Host) -> Result<Registry, CliError> {
+    let mut registry = Registry::collect(&BUILT_IN)?;
+    registry.reserve_commands(Cli::command().get_subcommands().map(|command| command.get_name().to_owned()))?;
+    let (files, folder_error) = AddonSources::of_process(host.global.addon.clone()).files();
+    let errors = registry.load_addons(&files);
+    for error in folder_error.iter().chain(&errors) {
+        complain(format_args!("npuhal: {error}"));
+    }
+    Ok(registry)
 }
 
 /// The file of the model called `spec`, fetched if the catalogue has it and it is not here.
@@ -44,27 +54,57 @@ pub(crate) fn locate(host: &Host, spec: &str) -> Result<PathBuf, CliError> {
     }
 }
 
-/// Chooses where `args.model` runs, and says so in one line.
-pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
+/// What `args` ask of the choice of a route.
+pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request, CliError> {
     let device: DeviceChoice = args.device.parse().map_err(|error| CliError::Usage(format!("--device: {error}")))?;
     let numerics = args.numerics.parse().map_err(|error| CliError::Usage(format!("--numerics: {error}")))?;
-    let registry = registry()?;
-    let path = locate(host, &args.model)?;
-    let model = ModelSource::open(&path)?;
-    let options = Options {
+    let prefer = args.prefer.as_deref().map(str::parse).transpose();
+    let mut options = Options {
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
         context_positions: args.context,
         ..Options::default()
     };
-    let npu_presence = presence::look(Path::new("/"));
-    let request = Request { device, options: options.clone(), npu_presence, ..Request::default() };
+    for pair in &args.npu_opt {
+        options
+            .set_route_pair(pair, &registry.option_keys())
+            .map_err(|error| CliError::Usage(format!("--npu-opt: {error}")))?;
+    }
+    Ok(Request {
+        device,
+        prefer: prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?,
+        options,
+        npu_presence: presence::look(Path::new("/")),
+        ..Request::default()
+    })
+}
+
+/// The model called `spec`. One that cannot be opened, but states a type that only an add-on runs, says so.
+pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &str) -> Result<ModelSource, CliError> {
+    let private = |path: &Path| {
+        let missing = private_route_missing(registry, &stated_model_type(path)?)?;
+        Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
+    };
+    // A folder is not looked up among the models; its configuration may state such a type all the same.
+    let folder = Path::new(spec);
+    if let Some(error) = folder.is_dir().then(|| private(folder)).flatten() {
+        return Err(error);
+    }
+    let path = locate(host, spec)?;
+    ModelSource::open(&path).map_err(|error| private(&path).unwrap_or(error.into()))
+}
+
+/// Chooses where `args.model` runs, and says so in one line.
+pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
+    let registry = registry(host)?;
+    let request = request(&registry, &args.session)?;
+    let model = open_model(host, &registry, &args.model)?;
     let choice = select(&registry, &model, &request)?;
     host.voice.note(choice.decision.line());
     for trade_off in &choice.decision.trade_offs {
         host.voice.note(trade_off);
     }
-    Ok(Plan { model, registry, choice, options })
+    Ok(Plan { model, registry, choice, options: request.options })
 }
 
 impl Plan {

@@ -23,7 +23,8 @@ pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let mut args = args.clone();
     let deepest = args.depths.iter().max().map_or(0, |depth| depth + args.tg);
     let needed = args.pp.iter().copied().max().unwrap_or(0).max(deepest).max(WARM_UP_TOKENS);
-    args.model.context = Some(args.model.context.unwrap_or(0).max(needed));
+    let context = &mut args.model.session.context;
+    *context = Some(context.unwrap_or(0).max(needed));
     let plan = plan(host, &args.model)?;
     let mut stepper = stepper(&plan)?;
     let mut bed = Bed::new(stepper.as_mut(), &host.control);

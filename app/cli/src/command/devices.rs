@@ -10,8 +10,8 @@ use npuhal_registry::{DeviceCheck, DeviceChoice, DeviceReport, NpuPresence, surv
 use serde_json::json;
 use std::path::Path;
 
-pub(crate) fn devices(_: &Host, args: &DevicesArgs) -> Result<(), CliError> {
-    let registry = registry()?;
+pub(crate) fn devices(host: &Host, args: &DevicesArgs) -> Result<(), CliError> {
+    let registry = registry(host)?;
     let (_, devices) = survey_devices(&registry, &DeviceChoice::Auto);
     let npu = match presence::look(Path::new("/")) {
         NpuPresence::Present { evidence } => {

@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub(crate) mod addon;
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod devices;
@@ -7,4 +8,5 @@ pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod pull;
 pub(crate) mod rm;
+pub(crate) mod routes;
 pub(crate) mod run;

@@ -1,4 +1,14 @@
-//! The npuhal program: flags and glue. What it does lives in the libraries.
+//! The npuhal program as a library, for programs of your own with add-ons linked in: flags and glue. What it does lives in
+//! the other crates.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! // use my_addon as _; // A crate that nobody names submits nothing.
+//!
+//! fn main() -> ExitCode {
+//!     npuhal::main()
+//! }
+//! ```
 
 mod args;
 mod command;
@@ -52,7 +62,9 @@ impl Host {
     }
 }
 
-fn main() -> ExitCode {
+/// Runs the program with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         // Help and version go to stdout with code 0, usage errors to stderr with code 2.
@@ -68,7 +80,7 @@ fn main() -> ExitCode {
         tracing::warn!(%error, "Ctrl-C ends the program without tidying up");
     }
     match dispatch(&host, cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         // The reader of stdout has seen enough.
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
@@ -78,8 +90,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
-    match command {
+/// Runs `command`; the result is the exit code.
+fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
+    let done = match command {
         Command::Run(args) => command::run::run(host, args),
         Command::Chat(args) => command::chat::chat(host, &args.model, &args.generation),
         Command::Pull(args) => command::pull::pull(host, &args),
@@ -87,13 +100,16 @@ fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
         Command::Rm(args) => command::rm::rm(host, &args),
         Command::Inspect(args) => command::inspect::inspect(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
+        Command::Routes(args) => command::routes::routes(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
+        Command::OfAddon(arguments) => return command::addon::run(host, &arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "npuhal", &mut script);
             Ok(terminal::say(&String::from_utf8_lossy(&script))?)
         }
-    }
+    };
+    done.map(|()| 0)
 }
 
 /// Diagnostics of the libraries, on stderr: warnings, or more with `-v`; `NPUHAL_LOG` takes a filter.
