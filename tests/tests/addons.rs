@@ -1,5 +1,7 @@
 //! Loaded add-ons: every fault of a library is an error that names its file, and the host goes on.
 
+#![allow(clippy::print_stdout, reason = "a test that is left out says so")]
+
 use npuhal_core::RunError;
 use npuhal_core::stage::{Control, GeneratorRequest, HiddenRows, Row, SequenceId, Session, Stepper, Want};
 use npuhal_models::{ModelSource, WeightType};
@@ -55,7 +57,7 @@ impl Workshop {
     fn load(&self, defines: &[&str]) -> (Registry, PathBuf) {
         let library = self.make(defines);
         let mut registry = registry();
-        assert_eq!(registry.load_addons(&[library.clone()]), [], "{defines:?}");
+        assert_eq!(registry.load_addons(std::slice::from_ref(&library)), [], "{defines:?}");
         (registry, library)
     }
 
@@ -145,7 +147,7 @@ fn a_table_that_is_not_as_it_should_be_is_refused() {
         let library = workshop.make(&[define]);
         let mut registry = registry();
         registry.reserve_commands(["reserved".to_owned()]).unwrap();
-        let errors = registry.load_addons(&[library.clone()]);
+        let errors = registry.load_addons(std::slice::from_ref(&library));
         let message = errors.first().map(ToString::to_string).unwrap_or_default();
         assert!(message.contains(wanted), "{define}: {message}");
         assert!(message.contains(library.to_str().unwrap()), "{define}: the file is not named: {message}");
@@ -199,7 +201,7 @@ fn a_folder_that_others_can_write_to_is_not_trusted() {
     let library = workshop.make(&[]);
     let folder = library.parent().unwrap();
     fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
-    let errors = registry().load_addons(&[library.clone()]);
+    let errors = registry().load_addons(std::slice::from_ref(&library));
     fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
     assert!(matches!(errors[0], AddonError::Untrusted { what: "its folder", .. }), "{errors:?}");
     if std::os::unix::fs::chown(&library, Some(12345), None).is_err() {

@@ -1,5 +1,7 @@
 //! The C header and the Rust types describe the same memory: a C program prints its sizes, offsets and constants.
 
+#![allow(clippy::print_stdout, reason = "a test that is left out says so")]
+
 use npuhal_addon_abi::*;
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};

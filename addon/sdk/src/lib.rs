@@ -114,8 +114,11 @@ macro_rules! export {
 
         #[doc(hidden)]
         #[unsafe(no_mangle)]
-        pub extern "C" fn npuhal_addon_entry(host: *const $crate::abi::HostTable) -> *const $crate::abi::AddonTable {
-            $crate::export::entry(host, ::core::env!("CARGO_PKG_NAME"), ::core::env!("CARGO_PKG_VERSION"))
+        pub unsafe extern "C" fn npuhal_addon_entry(
+            host: *const $crate::abi::HostTable,
+        ) -> *const $crate::abi::AddonTable {
+            // SAFETY: the caller is a host, which passes its table.
+            unsafe { $crate::export::entry(host, ::core::env!("CARGO_PKG_NAME"), ::core::env!("CARGO_PKG_VERSION")) }
         }
     };
 }

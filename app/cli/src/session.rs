@@ -14,7 +14,9 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
 use npuhal_registry::private::{private_route_missing, stated_model_type};
-use npuhal_registry::{AddonSources, Choice, DeviceChoice, Options, Registry, Request, select};
+use npuhal_registry::{
+    AddonSources, Choice, DeviceChoice, Options, Registry, Request, SelectionError, SelectionProblem, select,
+};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -94,17 +96,53 @@ pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &str) -> Result
     ModelSource::open(&path).map_err(|error| private(&path).unwrap_or(error.into()))
 }
 
-/// Chooses where `args.model` runs, and says so in one line.
-pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
+/// A model that was found, before it is chosen where it runs.
+pub(crate) struct Prepared {
+    pub(crate) model: ModelSource,
+    registry: Registry,
+    request: Request,
+}
+
+/// Finds the model and reads what is asked of it.
+pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
     let request = request(&registry, &args.session)?;
     let model = open_model(host, &registry, &args.model)?;
-    let choice = select(&registry, &model, &request)?;
-    host.voice.note(choice.decision.line());
-    for trade_off in &choice.decision.trade_offs {
-        host.voice.note(trade_off);
+    Ok(Prepared { model, registry, request })
+}
+
+/// Chooses where `args.model` runs, and says so in one line.
+pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
+    prepare(host, args)?.choose(host)
+}
+
+impl Prepared {
+    /// Chooses a route whose window holds `prompt` positions and an answer: `answer` positions of it if there is such a route,
+    /// else at least one.
+    pub(crate) fn choose_for(mut self, host: &Host, prompt: usize, answer: u32) -> Result<Plan, CliError> {
+        let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+        self.request.needed_positions = prompt.saturating_add(answer);
+        let choice = select(&self.registry, &self.model, &self.request);
+        if let Err(SelectionError { problem: SelectionProblem::WindowTooSmall { .. }, .. }) = choice {
+            self.request.needed_positions = prompt.saturating_add(1);
+        }
+        self.choose(host)
     }
-    Ok(Plan { model, registry, choice, options: request.options })
+
+    fn choose(self, host: &Host) -> Result<Plan, CliError> {
+        let Self { model, registry, request } = self;
+        let choice = select(&registry, &model, &request)?;
+        host.voice.note(choice.decision.line());
+        for trade_off in &choice.decision.trade_offs {
+            host.voice.note(trade_off);
+        }
+        Ok(Plan { model, registry, choice, options: request.options })
+    }
+
+    /// The model's tokenizer.
+    pub(crate) fn tokenizer(&self, host: &Host) -> Result<Tokenizer, CliError> {
+        tokenizer(host, &self.model)
+    }
 }
 
 impl Plan {
@@ -115,12 +153,16 @@ impl Plan {
 
     /// The model's tokenizer.
     pub(crate) fn tokenizer(&self, host: &Host) -> Result<Tokenizer, CliError> {
-        let tokenizer = Tokenizer::from_vocabulary(self.model.vocabulary())?;
-        if let Some(note) = tokenizer.note() {
-            host.voice.note(format_args!("{}: {note}", self.model.path().display()));
-        }
-        Ok(tokenizer)
+        tokenizer(host, &self.model)
     }
+}
+
+fn tokenizer(host: &Host, model: &ModelSource) -> Result<Tokenizer, CliError> {
+    let tokenizer = Tokenizer::from_vocabulary(model.vocabulary())?;
+    if let Some(note) = tokenizer.note() {
+        host.voice.note(format_args!("{}: {note}", model.path().display()));
+    }
+    Ok(tokenizer)
 }
 
 impl GenerationArgs {

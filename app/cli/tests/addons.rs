@@ -40,7 +40,7 @@ fn the_rust_example_answers_through_run_what_it_computes() {
     let (addon, path) = (home.rust_addon(), home.model());
     let model = ModelSource::open(&path).unwrap();
     let mut registry = Registry::collect(&["npuhal-cpu"]).unwrap();
-    assert_eq!(registry.load_addons(&[addon.clone()]), []);
+    assert_eq!(registry.load_addons(std::slice::from_ref(&addon)), []);
     let choice = select(&registry, &model, &Request::default()).unwrap();
     assert_eq!(choice.route.name(), "zero-layers");
     let mut generator = TextGenerator::new(choice.open(&registry, &model, &Request::default().options).unwrap());
@@ -164,4 +164,26 @@ fn the_folder_and_the_environment_are_searched_and_a_bad_file_stops_nothing() {
     let output = home.npuhal(&["shout", "env"]).env("NPUHAL_ADDONS", list).output().unwrap();
     assert_eq!(output.stdout, b"ENV\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("add-on /no/such.so: cannot be read"));
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_a_window_goes_elsewhere_unless_it_fits_nowhere() {
+    let home = Home::new();
+    let Some(addon) = home.c_addon("a_prompt_that_does_not_fit_a_window_goes_elsewhere") else { return };
+    let (model, long) = (home.model(), "a".repeat(300));
+    let arguments = ["run", "--addon", addon.to_str().unwrap(), "-m", model.to_str().unwrap(), "--raw", "-n", "4"];
+    // The model was trained for 256 positions; the parrot has 512.
+    let said = home.run(&[&arguments[..], &[long.as_str()]].concat()).with_code(0);
+    assert_eq!(said.out, "aaaa\n");
+    assert!(said.err.contains("route parrot"), "{}", said.err);
+    let longer = "a".repeat(600);
+    let said = home.run(&[&arguments[..], &[longer.as_str()]].concat()).with_code(1);
+    assert!(
+        said.err.contains("the request needs 601 positions; the largest window is 512 (route parrot)"),
+        "{}",
+        said.err
+    );
+    // Nothing has room for 900 tokens of an answer, but there is room for one.
+    let said = home.run(&[&arguments[..6], &["-n", "900", "ab"]].concat()).with_code(0);
+    assert_eq!(said.out, "ab\n");
 }

@@ -24,11 +24,14 @@ unsafe impl Send for Table {}
 unsafe impl Sync for Table {}
 
 /// What `npuhal_addon_entry` returns; see [`crate::export!`].
+///
+/// # Safety
+/// `host` is null or the table of a host.
 #[must_use]
-pub fn entry(host: *const abi::HostTable, name: &'static str, version: &'static str) -> *const abi::AddonTable {
+pub unsafe fn entry(host: *const abi::HostTable, name: &'static str, version: &'static str) -> *const abi::AddonTable {
     static TABLE: OnceLock<Table> = OnceLock::new();
     // The host checks the version that is stated here; one of another version may have a table of another shape.
-    // SAFETY: the host passes its table; the first field is this in every version.
+    // SAFETY: the caller's promise; the first field is this in every version.
     let is_known = !host.is_null() && unsafe { (&raw const (*host).abi_version).read() } == abi::ABI_VERSION;
     if !is_known {
         static STATED: abi::AddonTable = empty_table("", "");

@@ -75,7 +75,7 @@ pub(super) fn open(file: &Path) -> Result<Contents, AddonError> {
 }
 
 fn read_table(table: &'static abi::AddonTable, file: &Arc<Path>) -> Result<Contents, Fault> {
-    // SAFETY (of the reads below): the interface says that what the table points at lives as long as the process and is not
+    // SAFETY: for this and the reads below, the interface says that what the table points at lives as long as the process and is not
     // changed; null, alignment, counts and UTF-8 are checked by the readers.
     let (name, version) =
         unsafe { (text(table.name, MAX_NAME_BYTES, "name")?, text(table.version, MAX_NAME_BYTES, "version")?) };
