@@ -1,5 +1,7 @@
 //! Selection over fake routes and devices.
 
+mod matrix;
+
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::{Options, Prefer};
 use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
