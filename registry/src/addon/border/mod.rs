@@ -19,7 +19,7 @@ use npuhal_addon_abi as abi;
 use read::{Fault, array, text};
 use route::LoadedRoute;
 use std::ffi::c_void;
-use std::mem::size_of;
+use std::mem::{ManuallyDrop, size_of};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub(super) fn open(file: &Path) -> Result<Contents, AddonError> {
     let library = unsafe { Library::new(file) }
         .map_err(|error| AddonError::NotALibrary { file: named(), reason: innermost(&error) })?;
     // Never unloaded: its functions and statics are used until the process ends.
-    let library: &'static Library = Box::leak(Box::new(library));
+    let library = ManuallyDrop::new(library);
     // SAFETY: the name of the symbol stands for this type in every version of the interface.
     let entry = unsafe { library.get::<abi::Entry>(abi::ENTRY_SYMBOL.as_bytes()) };
     let entry = entry.map_err(|_| AddonError::NoEntry { file: named(), symbol: abi::ENTRY_SYMBOL })?;

@@ -41,15 +41,23 @@ pub(super) unsafe fn array<'a, T>(data: *const T, len: usize, max: usize, field:
     Ok(unsafe { std::slice::from_raw_parts(data, len) })
 }
 
-/// A copy of `text`: UTF-8 of at most `max` bytes.
+/// `text`: UTF-8 of at most `max` bytes.
 ///
 /// # Safety
-/// Where its pointer is not null, `text.len` bytes lie there, unchanged during the call.
-pub(super) unsafe fn text(text: Str, max: usize, field: &str) -> Result<String, Fault> {
+/// Where its pointer is not null, `text.len` bytes lie there, unchanged during `'a`.
+pub(super) unsafe fn text_ref<'a>(text: Str, max: usize, field: &str) -> Result<&'a str, Fault> {
     // SAFETY: the caller's promise.
     let bytes = unsafe { array(text.data, text.len, max, field)? };
-    let text = std::str::from_utf8(bytes).map_err(|error| Fault::new(field, format!("it is not UTF-8: {error}")))?;
-    Ok(text.to_owned())
+    std::str::from_utf8(bytes).map_err(|error| Fault::new(field, format!("it is not UTF-8: {error}")))
+}
+
+/// A copy of `text`; as [`text_ref`].
+///
+/// # Safety
+/// As [`text_ref`], during the call.
+pub(super) unsafe fn text(text: Str, max: usize, field: &str) -> Result<String, Fault> {
+    // SAFETY: the caller's promise.
+    unsafe { text_ref(text, max, field) }.map(str::to_owned)
 }
 
 /// A name: printable ASCII without spaces, not empty.

@@ -1,7 +1,7 @@
 //! A route of a library.
 
 use super::lent::Lent;
-use super::read::{self, Fault, array, function, line, printable, text};
+use super::read::{self, Fault, array, function, line, printable, text, text_ref};
 use super::session;
 use super::sink::Collector;
 use super::{MAX_ENTRIES, MAX_LINE_BYTES, MAX_NAME_BYTES, Owner, State};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 type FitnessFunction = unsafe extern "C" fn(*mut c_void, *const abi::FitnessRequest, *mut abi::Service) -> i32;
 type OpenFunction = unsafe extern "C" fn(*mut c_void, *const abi::OpenRequest, *mut abi::Session) -> i32;
 
-/// A route of a library. Its texts are leaked, as the library is.
+/// A route of a library. Texts that live as long as the process are the library's own.
 pub(in crate::addon) struct LoadedRoute {
     name: String,
     model_types: Vec<&'static str>,
@@ -53,9 +53,9 @@ impl LoadedRoute {
             .iter()
             .map(|&model_type| {
                 // SAFETY: the caller's promise.
-                let model_type = unsafe { text(model_type, MAX_NAME_BYTES, "model type")? };
-                printable(&model_type, "model type")?;
-                Ok(&*model_type.leak())
+                let model_type = unsafe { text_ref(model_type, MAX_NAME_BYTES, "model type")? };
+                printable(model_type, "model type")?;
+                Ok(model_type)
             })
             .collect::<Result<Vec<&'static str>, Fault>>()?;
         if model_types.is_empty() {
@@ -63,24 +63,25 @@ impl LoadedRoute {
         }
         // SAFETY: the caller's promise.
         let specs = unsafe { array(table.options, table.options_len, MAX_ENTRIES, "options")? };
-        let mut options = Vec::new();
+        let (mut options, mut option_keys) = (Vec::new(), Vec::new());
         for spec in specs {
             // SAFETY: the caller's promise.
             let (key, help) = unsafe {
-                (text(spec.key, MAX_NAME_BYTES, "option key")?, text(spec.help, MAX_LINE_BYTES, "option help")?)
+                (text_ref(spec.key, MAX_NAME_BYTES, "option key")?, text(spec.help, MAX_LINE_BYTES, "option help")?)
             };
-            printable(&key, "option key")?;
+            printable(key, "option key")?;
             line(&help, "option help")?;
             if key.contains('=') {
                 return Err(Fault::new("option key", format!("'{key}' has an equals sign, which ends a key")));
             }
-            options.push((key, help));
+            option_keys.push(key);
+            options.push((key.to_owned(), help));
         }
         let route = Self {
             owner: Owner::new(file, "route", &name),
             name,
             model_types,
-            option_keys: options.iter().map(|(key, _)| &*key.clone().leak()).collect(),
+            option_keys,
             is_optional: table.flags & abi::route_flags::OPTIONAL != 0,
             state: State(table.state),
             fitness: function(table.fitness, "fitness")?,
