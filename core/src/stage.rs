@@ -5,6 +5,7 @@
 //! head are part of the last segment, or a segment of their own with an empty layer range.
 
 use crate::error::RunError;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -178,6 +179,17 @@ impl HiddenRows {
 pub struct Control {
     cancelled: Arc<AtomicBool>,
     deadline: Option<Instant>,
+    upstream: Option<Upstream>,
+}
+
+/// A hold of another kind, which a [`Control`] asks too.
+#[derive(Clone)]
+struct Upstream(Arc<dyn Fn() -> Result<(), RunError> + Send + Sync>);
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Upstream")
+    }
 }
 
 impl Control {
@@ -190,7 +202,13 @@ impl Control {
     /// With a deadline.
     #[must_use]
     pub fn until(deadline: Instant) -> Self {
-        Self { cancelled: Arc::default(), deadline: Some(deadline) }
+        Self { deadline: Some(deadline), ..Self::default() }
+    }
+
+    /// With `check` to be asked too, each time: for holds that live elsewhere, e.g. on the other side of an interface.
+    #[must_use]
+    pub fn asking(check: impl Fn() -> Result<(), RunError> + Send + Sync + 'static) -> Self {
+        Self { upstream: Some(Upstream(Arc::new(check))), ..Self::default() }
     }
 
     /// Asks the call to stop at the next step. Safe from a signal handler.
@@ -214,7 +232,7 @@ impl Control {
         }
         match self.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(RunError::DeadlinePassed),
-            _ => Ok(()),
+            _ => self.upstream.as_ref().map_or(Ok(()), |upstream| (upstream.0)()),
         }
     }
 }

@@ -10,15 +10,22 @@
 //! * **Four ways to decline** ([`Decline`]): not mine, optional, unavailable (told), required (an error).
 //! * **No silent fallback.** A pinned device that cannot serve is an error with its reason; what `auto` decided and why is
 //!   data ([`Decision`]).
+//! * **Add-ons are linked or loaded.** A linked one submits like a backend; a loaded one is a library opened at run time
+//!   ([`addon`]), and everything it hands over is checked. The code for that is the only unsafe code here.
 
+pub mod addon;
+pub mod extension;
 pub mod factory;
 pub mod options;
+pub mod private;
 pub mod registry;
 pub mod route;
 pub mod selection;
 pub mod span;
 pub mod uri;
 
+pub use addon::{AddonError, AddonReport, AddonSources};
+pub use extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError};
 pub use factory::{DeviceFactory, Unavailable};
 #[doc(hidden)]
 pub use inventory;

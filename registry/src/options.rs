@@ -177,6 +177,29 @@ impl Options {
             _ => Err(OptionError::NotAPair { text: text.to_owned() }),
         }
     }
+
+    /// Sets one option that a route has declared, from `KEY=VALUE` as in [`Options::set_pair`].
+    ///
+    /// # Errors
+    /// [`OptionError::NotAPair`]; [`OptionError::UnknownKey`] listing `declared`.
+    pub fn set_route_pair(&mut self, text: &str, declared: &[&str]) -> Result<(), OptionError> {
+        let pair = text.split_once('=').filter(|(key, _)| !key.is_empty());
+        let (key, value) = pair.ok_or_else(|| OptionError::NotAPair { text: text.to_owned() })?;
+        if !declared.contains(&key) {
+            let known = if declared.is_empty() { "none".to_owned() } else { declared.join(", ") };
+            return Err(OptionError::UnknownKey { key: key.to_owned(), known });
+        }
+        self.route_options.insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    /// The same without the route options that are not in `declared`: what the route that declared these is shown.
+    #[must_use]
+    pub fn limited_to(&self, declared: &[&str]) -> Self {
+        let mut limited = self.clone();
+        limited.route_options.retain(|key, _| declared.contains(&key.as_str()));
+        limited
+    }
 }
 
 const A_COUNT: &str = "a whole number from 1";
@@ -227,6 +250,12 @@ mod tests {
             "fastest".parse::<Prefer>().unwrap_err().to_string(),
             "prefer cannot be 'fastest'; allowed: npu, speed, context"
         );
+        assert_eq!(
+            message(options.set_route_pair("threads=3", &["fw-dir", "log"])),
+            "unknown option 'threads'; known options: fw-dir, log"
+        );
+        assert_eq!(message(options.set_route_pair("a=3", &[])), "unknown option 'a'; known options: none");
+        assert_eq!(message(options.set_route_pair("=3", &["a"])), "an option is given as KEY=VALUE, not '=3'");
         assert_eq!(options, Options::default(), "a refused option changes nothing");
     }
 }

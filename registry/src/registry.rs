@@ -1,5 +1,7 @@
 //! The set of routes and factories of this process, with their origins.
 
+use crate::addon::{AddonError, AddonReport};
+use crate::extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError};
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::Options;
 use crate::route::{ANY_MODEL_TYPE, Fitness, Host, OpenRequest, Route, RouteError, SegmentRequest};
@@ -9,6 +11,7 @@ use npuhal_core::stage::{Segment, Session};
 use npuhal_core::{DeviceCard, DeviceError, Generation};
 use npuhal_models::ModelSource;
 use std::fmt;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
@@ -121,6 +124,18 @@ pub enum RegistryError {
         /// Who registered it again.
         second: String,
     },
+    /// A subcommand with the name of one of the program's own.
+    #[error("the command '{name}' of the {origin} has the name of a command of the program; rename it")]
+    ReservedCommand {
+        /// The name.
+        name: String,
+        /// Who registered it, in text.
+        origin: String,
+    },
+}
+
+fn reserved_command(name: &str, origin: &Origin) -> RegistryError {
+    RegistryError::ReservedCommand { name: name.to_owned(), origin: origin.to_string() }
 }
 
 /// A route with its origin.
@@ -145,11 +160,37 @@ pub struct RegisteredFactory {
     pub package: String,
 }
 
-/// The routes and factories of this process, in order of precedence (highest first, then by name).
+/// A subcommand with its origin.
+#[derive(Clone)]
+pub struct RegisteredCommand {
+    /// The command.
+    pub command: Arc<dyn Command>,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Name of the submitting package or library, for messages.
+    pub package: String,
+}
+
+/// An encoder with its origin.
+#[derive(Clone)]
+pub struct RegisteredEncoder {
+    /// The encoder.
+    pub encoder: Arc<dyn Encoder>,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Name of the submitting package or library, for messages.
+    pub package: String,
+}
+
+/// The routes, factories, subcommands and encoders of this process, each in order of precedence (highest first, then by name).
 #[derive(Clone, Default)]
 pub struct Registry {
     routes: Vec<RegisteredRoute>,
     factories: Vec<RegisteredFactory>,
+    commands: Vec<RegisteredCommand>,
+    encoders: Vec<RegisteredEncoder>,
+    reserved_commands: Vec<String>,
+    addons: Vec<AddonReport>,
 }
 
 impl Registry {
@@ -179,7 +220,48 @@ impl Registry {
         for entry in inventory::iter::<FactoryEntry> {
             registry.add_factory(Arc::new(StaticFactory(entry.factory)), origin(entry.package), entry.package)?;
         }
+        for entry in inventory::iter::<CommandEntry> {
+            registry.add_command(Arc::new(StaticCommand(entry.command)), origin(entry.package), entry.package)?;
+        }
+        for entry in inventory::iter::<EncoderEntry> {
+            registry.add_encoder(Arc::new(StaticEncoder(entry.encoder)), origin(entry.package), entry.package)?;
+        }
         Ok(registry)
+    }
+
+    /// Names of subcommands that add-ons cannot take, since the program has commands of these names.
+    ///
+    /// # Errors
+    /// [`RegistryError::ReservedCommand`] for one that is registered already.
+    pub fn reserve_commands(&mut self, names: impl IntoIterator<Item = String>) -> Result<(), RegistryError> {
+        self.reserved_commands.extend(names);
+        match self.commands.iter().find(|known| self.reserved_commands.iter().any(|name| name == known.command.name()))
+        {
+            Some(known) => Err(reserved_command(known.command.name(), &known.origin)),
+            None => Ok(()),
+        }
+    }
+
+    /// Loads add-ons in this order and registers what they offer. One that cannot be loaded is reported and leaves the
+    /// registry as it was; the others are loaded all the same. [`Registry::addons`] has a report of each.
+    pub fn load_addons(&mut self, files: &[PathBuf]) -> Vec<AddonError> {
+        let mut errors = Vec::new();
+        for file in files {
+            let order = self.addons.len();
+            let (report, registered) = crate::addon::load(self, file, order);
+            errors.extend(report.error.clone());
+            if let Some(registered) = registered {
+                *self = registered;
+            }
+            self.addons.push(report);
+        }
+        errors
+    }
+
+    /// The add-ons that were to be loaded, in load order.
+    #[must_use]
+    pub fn addons(&self) -> &[AddonReport] {
+        &self.addons
     }
 
     /// Adds a route.
@@ -209,6 +291,67 @@ impl Registry {
         self.factories.push(RegisteredFactory { factory, origin, package: package.to_owned() });
         self.factories.sort_by(|a, b| order((&a.origin, a.factory.name()), (&b.origin, b.factory.name())));
         Ok(())
+    }
+
+    /// Adds a subcommand.
+    ///
+    /// # Errors
+    /// [`RegistryError::Duplicate`], [`RegistryError::ReservedCommand`]; the registry is unchanged then.
+    pub fn add_command(
+        &mut self,
+        command: Arc<dyn Command>,
+        origin: Origin,
+        package: &str,
+    ) -> Result<(), RegistryError> {
+        if self.reserved_commands.iter().any(|name| name == command.name()) {
+            return Err(reserved_command(command.name(), &origin));
+        }
+        let known = self.commands.iter().map(|known| (known.command.name(), &known.origin, known.package.as_str()));
+        refuse_duplicate("command", command.name(), &origin, package, known)?;
+        self.commands.push(RegisteredCommand { command, origin, package: package.to_owned() });
+        self.commands.sort_by(|a, b| order((&a.origin, a.command.name()), (&b.origin, b.command.name())));
+        Ok(())
+    }
+
+    /// Adds an encoder.
+    ///
+    /// # Errors
+    /// [`RegistryError::Duplicate`]; the registry is unchanged then.
+    pub fn add_encoder(
+        &mut self,
+        encoder: Arc<dyn Encoder>,
+        origin: Origin,
+        package: &str,
+    ) -> Result<(), RegistryError> {
+        let known = self.encoders.iter().map(|known| (known.encoder.name(), &known.origin, known.package.as_str()));
+        refuse_duplicate("encoder", encoder.name(), &origin, package, known)?;
+        self.encoders.push(RegisteredEncoder { encoder, origin, package: package.to_owned() });
+        self.encoders.sort_by(|a, b| order((&a.origin, a.encoder.name()), (&b.origin, b.encoder.name())));
+        Ok(())
+    }
+
+    /// The subcommands, highest precedence first.
+    #[must_use]
+    pub fn commands(&self) -> &[RegisteredCommand] {
+        &self.commands
+    }
+
+    /// The subcommand called `name` with the highest precedence.
+    #[must_use]
+    pub fn command(&self, name: &str) -> Option<&RegisteredCommand> {
+        self.commands.iter().find(|known| known.command.name() == name)
+    }
+
+    /// The encoders, highest precedence first.
+    #[must_use]
+    pub fn encoders(&self) -> &[RegisteredEncoder] {
+        &self.encoders
+    }
+
+    /// The encoder called `name` with the highest precedence.
+    #[must_use]
+    pub fn encoder(&self, name: &str) -> Option<&RegisteredEncoder> {
+        self.encoders.iter().find(|known| known.encoder.name() == name)
     }
 
     /// The routes, highest precedence first. A name may appear once at each level; the first one shadows the others.
@@ -285,7 +428,8 @@ impl Host for RegistryHost<'_> {
             route: route.to_owned(),
             known: self.registry.routes().iter().map(|known| known.route.name()).collect::<Vec<_>>().join(", "),
         })?;
-        known.route.segment(request)
+        let options = request.options.limited_to(known.route.option_keys());
+        known.route.segment(SegmentRequest { options: &options, ..request })
     }
 
     fn pinned(&self) -> Option<&DeviceUri> {
@@ -387,5 +531,37 @@ impl DeviceFactory for StaticFactory {
 
     fn open(&self, uri: &DeviceUri) -> Result<Box<dyn Device>, DeviceError> {
         self.0.open(uri)
+    }
+}
+
+struct StaticCommand(&'static dyn Command);
+
+impl Command for StaticCommand {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn help(&self) -> &str {
+        self.0.help()
+    }
+
+    fn run(&self, arguments: &[String], output: &mut dyn Write) -> Result<u8, ExtensionError> {
+        self.0.run(arguments, output)
+    }
+}
+
+struct StaticEncoder(&'static dyn Encoder);
+
+impl Encoder for StaticEncoder {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn dims(&self) -> usize {
+        self.0.dims()
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<f32>, ExtensionError> {
+        self.0.encode(text)
     }
 }

@@ -178,6 +178,8 @@ pub struct OpenRequest<'a> {
     pub model: &'a ModelSource,
     /// What [`Route::fitness`] promised.
     pub service: &'a Service,
+    /// Usable devices, as [`Route::fitness`] was shown them.
+    pub devices: &'a [DeviceCard],
     /// Options.
     pub options: &'a Options,
     /// Devices and foreign segments.

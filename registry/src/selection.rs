@@ -154,7 +154,9 @@ impl Choice {
             DeviceChoice::Pinned(uri) => Some(uri),
         };
         let host = RegistryHost::new(registry, pinned);
-        self.route.open(OpenRequest { model, service: &self.service, options, host: &host })
+        let (devices, options) = (self.decision.usable_devices(), options.limited_to(self.route.option_keys()));
+        let service = &self.service;
+        self.route.open(OpenRequest { model, service, devices: &devices, options: &options, host: &host })
     }
 }
 
@@ -326,12 +328,7 @@ fn choose(
         DeviceChoice::Auto => None,
         DeviceChoice::Pinned(uri) => Some(uri.id()),
     };
-    let usable: Vec<DeviceCard> = decision
-        .devices
-        .iter()
-        .filter(|report| report.check == DeviceCheck::Usable)
-        .map(|report| report.card.clone())
-        .collect();
+    let usable = decision.usable_devices();
     if let DeviceChoice::Pinned(uri) = &request.device {
         check_pin(uri, decision)?;
     }
@@ -389,7 +386,7 @@ fn ask_routes(
         } else if !types.contains(&model_type) && !types.contains(&ANY_MODEL_TYPE) {
             RouteOutcome::OtherModel
         } else {
-            match route.fitness(model, usable, &request.options) {
+            match route.fitness(model, usable, &request.options.limited_to(route.option_keys())) {
                 Fitness::Declines(decline) => RouteOutcome::Declined(decline),
                 Fitness::Serves(service) => place(service, request, usable, pinned),
             }
@@ -554,6 +551,35 @@ impl Decision {
         let report = self.routes.get(self.winner?)?;
         match &report.outcome {
             RouteOutcome::Serves(service) => Some((report, service)),
+            _ => None,
+        }
+    }
+
+    /// Devices that were found and passed their check.
+    #[must_use]
+    pub fn usable_devices(&self) -> Vec<DeviceCard> {
+        let usable = self.devices.iter().filter(|report| report.check == DeviceCheck::Usable);
+        usable.map(|report| report.card.clone()).collect()
+    }
+
+    /// Memory that the route of `report` would take with `positions` positions of context; `None` where it does not say, or
+    /// would not serve with so many.
+    #[must_use]
+    pub fn memory_at(
+        &self,
+        registry: &Registry,
+        model: &ModelSource,
+        report: &RouteReport,
+        options: &Options,
+        positions: u32,
+    ) -> Option<u64> {
+        let known = registry
+            .routes()
+            .iter()
+            .find(|known| known.route.name() == report.name && known.origin == report.origin)?;
+        let options = Options { context_positions: Some(positions), ..options.limited_to(known.route.option_keys()) };
+        match known.route.fitness(model, &self.usable_devices(), &options) {
+            Fitness::Serves(service) if service.window == positions => service.memory_bytes,
             _ => None,
         }
     }

@@ -1,5 +1,7 @@
 //! Selection over fake routes and devices.
 
+mod matrix;
+
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::{Options, Prefer};
 use crate::registry::{Origin, Registry, RegistryError, RegistryHost};
@@ -435,7 +437,7 @@ fn a_later_origin_shadows_a_name_and_one_level_holds_it_once() {
     );
     registry.add_route(Arc::new(private("p", None)), loaded(0), "0").unwrap();
     let error = registry.add_route(Arc::new(private("p", None)), loaded(1), "1").unwrap_err();
-    let RegistryError::Duplicate { first, second, .. } = error;
+    let RegistryError::Duplicate { first, second, .. } = error else { panic!("{error}") };
     assert_eq!((first.as_str(), second.as_str()), ("loaded add-on /addons/0.so", "loaded add-on /addons/1.so"));
     let factory = FakeFactory { name: "cpu", generation: Generation::Cpu, cards: Vec::new(), broken: Vec::new() };
     let error = registry.add_factory(Arc::new(factory), Origin::BuiltIn, "twin").unwrap_err();

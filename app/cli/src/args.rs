@@ -23,6 +23,10 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Global options")]
     pub(crate) models_dir: Option<PathBuf>,
 
+    /// Load an add-on: a library with routes, subcommands or encoders (may be given several times)
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Global options")]
+    pub(crate) addon: Vec<PathBuf>,
+
     /// Use no network: a model that is not here is an error
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) offline: bool,
@@ -60,6 +64,8 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// Find out why the NPU cannot be used, and what to do about it
     Doctor(DoctorArgs),
+    /// Show which route runs a model where, and why; without a model, what there is
+    Routes(RoutesArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
     /// Print a completion script for a shell
@@ -67,6 +73,9 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
+    /// A subcommand of an add-on
+    #[command(external_subcommand)]
+    OfAddon(Vec<OsString>),
 }
 
 /// Which model, and where it runs.
@@ -76,6 +85,13 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
     pub(crate) model: OsString,
 
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+}
+
+/// Where a model runs, and how.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SessionArgs {
     /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
@@ -91,6 +107,14 @@ pub(crate) struct ModelArgs {
     /// Positions of the context [default: the model's own]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,
+
+    /// What matters most where several routes serve: npu, speed or context [default: the order of precedence]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) prefer: Option<String>,
+
+    /// Option of a route; `npuhal routes` lists them (may be given several times)
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) npu_opt: Vec<String>,
 }
 
 /// How an answer is made.
@@ -330,6 +354,24 @@ pub(crate) struct DoctorArgs {
     /// Read the kernel log from a file, e.g. one made with `sudo dmesg > FILE`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) kernel_log: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RoutesArgs {
+    /// Model: a name of the catalogue or the path of a GGUF file [default: none, list what there is]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: Option<OsString>,
+
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+
+    /// Positions that prompt and answer need together; 0 is not known yet
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) needs: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -7,7 +7,7 @@ use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
 use npuhal_models::{ModelError, TextError};
-use npuhal_registry::{RegistryError, RouteError, SelectionError};
+use npuhal_registry::{ExtensionError, RegistryError, RouteError, SelectionError};
 use std::io;
 use thiserror::Error;
 
@@ -52,6 +52,11 @@ pub(crate) enum CliError {
     Selection(#[from] SelectionError),
     #[error(transparent)]
     Route(#[from] RouteError),
+    #[error(transparent)]
+    Addon(#[from] ExtensionError),
+    /// The model is one that only an add-on runs, which is not here.
+    #[error("{model}: {missing}")]
+    PrivateRoute { model: String, missing: String },
 }
 
 impl From<PackError> for CliError {
@@ -75,6 +80,11 @@ impl CliError {
     }
 
     pub(crate) fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+        match self {
+            Self::Output(error) | Self::Addon(ExtensionError::Output(error)) => {
+                error.kind() == io::ErrorKind::BrokenPipe
+            }
+            _ => false,
+        }
     }
 }

@@ -1,19 +1,24 @@
 //! From a model's name to an open session: find or fetch the file, choose route and device, load.
 
 use crate::Host;
-use crate::args::{GenerationArgs, ModelArgs};
+use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
+use crate::terminal::complain;
+use clap::CommandFactory;
 use npuhal_core::stage::Session;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
-use npuhal_registry::{Choice, DeviceChoice, Options, Registry, Request, select};
+use npuhal_registry::private::{private_route_missing, stated_model_type};
+use npuhal_registry::{
+    AddonSources, Choice, DeviceChoice, Options, Registry, Request, SelectionError, SelectionProblem, select,
+};
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 // The crates that submit built-in routes and devices must be named, or they submit nothing.
 use npuhal_cpu as _;
@@ -29,9 +34,16 @@ pub(crate) struct Plan {
     pub(crate) options: Options,
 }
 
-/// The routes and devices of this program.
-pub(crate) fn registry() -> Result<Registry, CliError> {
-    Ok(Registry::collect(&BUILT_IN)?)
+/// The routes and devices of this program, with those of the add-ons that can be loaded. One that cannot is told.
+pub(crate) fn registry(host: &Host) -> Result<Registry, CliError> {
+    let mut registry = Registry::collect(&BUILT_IN)?;
+    registry.reserve_commands(Cli::command().get_subcommands().map(|command| command.get_name().to_owned()))?;
+    let (files, folder_error) = AddonSources::of_process(host.global.addon.clone()).files();
+    let errors = registry.load_addons(&files);
+    for error in folder_error.iter().chain(&errors) {
+        complain(format_args!("npuhal: {error}"));
+    }
+    Ok(registry)
 }
 
 /// The file or directory of the model called `spec`, fetched if the catalogue has it and it is not here.
@@ -44,26 +56,92 @@ pub(crate) fn locate(host: &Host, spec: &OsStr) -> Result<PathBuf, CliError> {
     }
 }
 
-/// Chooses where `args.model` runs, and says so in one line.
-pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
+/// What `args` ask of the choice of a route.
+pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request, CliError> {
     let device: DeviceChoice = args.device.parse().map_err(|error| CliError::Usage(format!("--device: {error}")))?;
     let numerics = args.numerics.parse().map_err(|error| CliError::Usage(format!("--numerics: {error}")))?;
-    let registry = registry()?;
-    let path = locate(host, &args.model)?;
-    let model = ModelSource::open(&path)?;
-    let options = Options {
+    let prefer = args.prefer.as_deref().map(str::parse).transpose();
+    let mut options = Options {
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
         context_positions: args.context,
         ..Options::default()
     };
-    let request = Request { device, options: options.clone(), ..Request::default() };
-    let choice = select(&registry, &model, &request)?;
-    host.voice.note(choice.decision.line());
-    for trade_off in &choice.decision.trade_offs {
-        host.voice.note(trade_off);
+    for pair in &args.npu_opt {
+        options
+            .set_route_pair(pair, &registry.option_keys())
+            .map_err(|error| CliError::Usage(format!("--npu-opt: {error}")))?;
     }
-    Ok(Plan { model, registry, choice, options })
+    Ok(Request {
+        device,
+        prefer: prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?,
+        options,
+        ..Request::default()
+    })
+}
+
+/// The model called `spec`. One that cannot be opened, but states a type that only an add-on runs, says so.
+pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Result<ModelSource, CliError> {
+    let private = |path: &Path| {
+        let missing = private_route_missing(registry, &stated_model_type(path)?)?;
+        Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
+    };
+    // A folder is not looked up among the models; its configuration may state such a type all the same.
+    let folder = Path::new(spec);
+    if let Some(error) = folder.is_dir().then(|| private(folder)).flatten() {
+        return Err(error);
+    }
+    let path = locate(host, spec)?;
+    ModelSource::open(&path).map_err(|error| private(&path).unwrap_or(error.into()))
+}
+
+/// A model that was found, before it is chosen where it runs.
+pub(crate) struct Prepared {
+    pub(crate) model: ModelSource,
+    registry: Registry,
+    request: Request,
+}
+
+/// Finds the model and reads what is asked of it.
+pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
+    let registry = registry(host)?;
+    let request = request(&registry, &args.session)?;
+    let model = open_model(host, &registry, &args.model)?;
+    Ok(Prepared { model, registry, request })
+}
+
+/// Chooses where `args.model` runs, and says so in one line.
+pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
+    prepare(host, args)?.choose(host)
+}
+
+impl Prepared {
+    /// Chooses a route whose window holds `prompt` positions and an answer: `answer` positions of it if there is such a route,
+    /// else at least one.
+    pub(crate) fn choose_for(mut self, host: &Host, prompt: usize, answer: u32) -> Result<Plan, CliError> {
+        let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+        self.request.needed_positions = prompt.saturating_add(answer);
+        let choice = select(&self.registry, &self.model, &self.request);
+        if let Err(SelectionError { problem: SelectionProblem::WindowTooSmall { .. }, .. }) = choice {
+            self.request.needed_positions = prompt.saturating_add(1);
+        }
+        self.choose(host)
+    }
+
+    fn choose(self, host: &Host) -> Result<Plan, CliError> {
+        let Self { model, registry, request } = self;
+        let choice = select(&registry, &model, &request)?;
+        host.voice.note(choice.decision.line());
+        for trade_off in &choice.decision.trade_offs {
+            host.voice.note(trade_off);
+        }
+        Ok(Plan { model, registry, choice, options: request.options })
+    }
+
+    /// The model's tokenizer.
+    pub(crate) fn tokenizer(&self, host: &Host) -> Result<Tokenizer, CliError> {
+        tokenizer(host, &self.model)
+    }
 }
 
 impl Plan {
@@ -74,12 +152,16 @@ impl Plan {
 
     /// The model's tokenizer.
     pub(crate) fn tokenizer(&self, host: &Host) -> Result<Tokenizer, CliError> {
-        let tokenizer = Tokenizer::from_vocabulary(self.model.vocabulary())?;
-        if let Some(note) = tokenizer.note() {
-            host.voice.note(format_args!("{}: {note}", self.model.path().display()));
-        }
-        Ok(tokenizer)
+        tokenizer(host, &self.model)
     }
+}
+
+fn tokenizer(host: &Host, model: &ModelSource) -> Result<Tokenizer, CliError> {
+    let tokenizer = Tokenizer::from_vocabulary(model.vocabulary())?;
+    if let Some(note) = tokenizer.note() {
+        host.voice.note(format_args!("{}: {note}", model.path().display()));
+    }
+    Ok(tokenizer)
 }
 
 impl GenerationArgs {

@@ -118,7 +118,8 @@ fn a_prompt_longer_than_the_context_is_an_error_with_both_numbers() {
     }
     let output = output(npuhal().args(["run", "--context", "16", "What is the capital of France?"]));
     assert_code(&output, 1);
-    assert!(stderr(&output).contains("37 tokens") && stderr(&output).contains("16"), "{}", stderr(&output));
+    // 37 of the prompt, and one of an answer.
+    assert!(stderr(&output).contains("38 positions") && stderr(&output).contains("16"), "{}", stderr(&output));
 }
 
 #[test]

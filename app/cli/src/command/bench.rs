@@ -21,7 +21,9 @@ pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
         return first_token(host, args, started);
     }
     let mut args = args.clone();
-    args.model.context = Some(args.model.context.unwrap_or(0).max(needed_positions(&args)?));
+    let needed = needed_positions(&args)?;
+    let context = &mut args.model.session.context;
+    *context = Some(context.unwrap_or(0).max(needed));
     let plan = plan(host, &args.model)?;
     let mut stepper = stepper(&plan)?;
     let mut bed = Bed::new(stepper.as_mut(), &host.control);

@@ -12,8 +12,8 @@ use npuhal_registry::selection::FactoryReport;
 use npuhal_registry::{DeviceCheck, DeviceChoice, DeviceReport, survey_devices};
 use serde_json::json;
 
-pub(crate) fn devices(_: &Host, args: &DevicesArgs) -> Result<(), CliError> {
-    let registry = registry()?;
+pub(crate) fn devices(host: &Host, args: &DevicesArgs) -> Result<(), CliError> {
+    let registry = registry(host)?;
     let (factories, devices) = survey_devices(&registry, &DeviceChoice::Auto);
     let unserved = npu::enumerate_unserved();
     let npu = npu_text(&factories, &devices);

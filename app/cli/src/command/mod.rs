@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub(crate) mod addon;
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod convert;
@@ -10,5 +11,6 @@ pub(crate) mod list;
 pub(crate) mod pack;
 pub(crate) mod pull;
 pub(crate) mod rm;
+pub(crate) mod routes;
 pub(crate) mod run;
 pub(crate) mod verify;

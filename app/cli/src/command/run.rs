@@ -4,7 +4,7 @@ use crate::Host;
 use crate::args::{GenerationArgs, RunArgs};
 use crate::command::chat;
 use crate::error::CliError;
-use crate::session::plan;
+use crate::session::prepare;
 use crate::terminal::say;
 use crate::thoughts::{self, Speaker};
 use npuhal_core::RunError;
@@ -18,6 +18,8 @@ use std::ops::ControlFlow;
 
 /// Piped prompts are read up to this size: more than any context holds.
 const STDIN_LIMIT_BYTES: u64 = 16 << 20;
+/// Where no limit is given, a route should have room for an answer of this length.
+const USUAL_ANSWER_TOKENS: u32 = 128;
 
 pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     args.generation.check()?;
@@ -31,17 +33,18 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         return chat::chat(host, &args.model, &args.generation);
     };
     host.heed_interrupts();
-    let plan = plan(host, &args.model)?;
-    let tokenizer = plan.tokenizer(host)?;
+    let prepared = prepare(host, &args.model)?;
+    let tokenizer = prepared.tokenizer(host)?;
     let ids = if args.raw {
         raw_ids(&tokenizer, &prompt)?
     } else {
-        let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
+        let template = ChatTemplate::from_vocabulary(prepared.model.vocabulary())?;
         let mut messages = Vec::new();
         messages.extend(args.generation.system.as_deref().map(|system| ChatMessage::new("system", system)));
         messages.push(ChatMessage::new("user", &prompt));
         encode_chat(&tokenizer, &template, &thoughts::ask(&args.generation, ChatInput::new(messages)))?
     };
+    let plan = prepared.choose_for(host, ids.len(), args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS))?;
     let mut generator = TextGenerator::new(plan.open()?);
     let answer = if args.raw {
         continuation(host, &args.generation, &mut generator, &tokenizer, ids)?

@@ -1,4 +1,14 @@
-//! The npuhal program: flags and glue. What it does lives in the libraries.
+//! The npuhal program as a library, for programs of your own with add-ons linked in: flags and glue. What it does lives in
+//! the other crates.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! // use my_addon as _; // A crate that nobody names submits nothing.
+//!
+//! fn main() -> ExitCode {
+//!     npuhal::main()
+//! }
+//! ```
 
 mod args;
 mod command;
@@ -66,7 +76,9 @@ impl Host {
     }
 }
 
-fn main() -> ExitCode {
+/// Runs the program with the arguments of this process.
+#[must_use]
+pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         // Help and version go to stdout with code 0, usage errors to stderr with code 2.
@@ -78,7 +90,7 @@ fn main() -> ExitCode {
     start_log(&cli.global);
     let host = Host::new(cli.global);
     match dispatch(&host, cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(CliError::Verdict(code)) => ExitCode::from(code),
         // The reader of stdout has seen enough.
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
@@ -89,12 +101,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
+/// Runs `command`; the result is the exit code.
+fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
     // These two wait for people first, and do it themselves.
     if !matches!(command, Command::Run(_) | Command::Chat(_)) {
         host.heed_interrupts();
     }
-    match command {
+    let done = match command {
         Command::Run(args) => command::run::run(host, args),
         Command::Chat(args) => command::chat::chat(host, &args.model, &args.generation),
         Command::Pull(args) => command::pull::pull(host, &args),
@@ -106,13 +119,16 @@ fn dispatch(host: &Host, command: Command) -> Result<(), CliError> {
         Command::Verify(args) => command::verify::verify(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Doctor(args) => command::doctor::doctor(host, &args),
+        Command::Routes(args) => command::routes::routes(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
+        Command::OfAddon(arguments) => return command::addon::run(host, &arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "npuhal", &mut script);
             Ok(terminal::say(&String::from_utf8_lossy(&script))?)
         }
-    }
+    };
+    done.map(|()| 0)
 }
 
 /// Diagnostics of the libraries, on stderr: warnings, or more with `-v`; `NPUHAL_LOG` takes a filter.

@@ -1,0 +1,7 @@
+//! The npuhal program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    npuhal::main()
+}

@@ -1,0 +1,116 @@
+//! The shipped binary, away from the user's own models and add-ons.
+
+#![allow(clippy::print_stdout, reason = "a test that is left out says so")]
+#![allow(dead_code, reason = "each test uses its part")]
+
+use npuhal_models::WeightType;
+use npuhal_tests::kit::gguf::{GgufFile, Value};
+use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A home of a user who has nothing yet.
+pub(crate) struct Home(TempDir);
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        let home = Self(tempfile::tempdir().unwrap());
+        fs::set_permissions(home.path(), Permissions::from_mode(0o700)).unwrap();
+        home
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// npuhal in this home, with `arguments`.
+    pub(crate) fn npuhal(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_npuhal"));
+        for name in ["NPUHAL_ADDONS", "NPUHAL_MODELS", "NPUHAL_LOG"] {
+            command.env_remove(name);
+        }
+        command.env("XDG_DATA_HOME", self.path()).env("HOME", self.path()).stdin(Stdio::null()).args(arguments);
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Said {
+        Said::from(self.npuhal(arguments).output().expect("the binary starts"))
+    }
+
+    /// A small llama as SmolLM2 is: tied head, grouped queries.
+    pub(crate) fn model(&self) -> PathBuf {
+        self.write(&ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build(), "model.gguf")
+    }
+
+    /// The same file with another architecture stated.
+    pub(crate) fn model_of(&self, architecture: &str) -> PathBuf {
+        let mut file = ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build();
+        file.set("general.architecture", Value::String(architecture.to_owned()));
+        self.write(&file, "other.gguf")
+    }
+
+    fn write(&self, file: &GgufFile, name: &str) -> PathBuf {
+        let path = self.path().join(name);
+        file.write(&path).unwrap();
+        path
+    }
+
+    /// The Rust example, which cargo has built beside this test, where only its owner can write.
+    pub(crate) fn rust_addon(&self) -> PathBuf {
+        let built = std::env::current_exe().unwrap().parent().unwrap().join("libnpuhal_example_addon.so");
+        let own = self.path().join("example.so");
+        fs::copy(&built, &own).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
+        fs::set_permissions(&own, Permissions::from_mode(0o755)).unwrap();
+        own
+    }
+
+    /// The C example, or `None` and a line that says so where there is no C compiler.
+    pub(crate) fn c_addon(&self, test: &str) -> Option<PathBuf> {
+        if Command::new("cc").arg("--version").output().is_err() {
+            println!("skipped: {test}: cc is not here");
+            return None;
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let own = self.path().join("parrot.so");
+        let compiled = Command::new("cc")
+            .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-shared", "-fPIC", "-I"])
+            .arg(root.join("addon/abi/include"))
+            .arg("-o")
+            .arg(&own)
+            .arg(root.join("examples/addon-c/parrot.c"))
+            .output()
+            .unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        fs::set_permissions(&own, Permissions::from_mode(0o755)).unwrap();
+        Some(own)
+    }
+}
+
+/// What a program said.
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).expect("stdout is UTF-8"),
+            err: String::from_utf8(output.stderr).expect("stderr is UTF-8"),
+        }
+    }
+}
+
+impl Said {
+    /// Checks the exit code.
+    #[track_caller]
+    pub(crate) fn with_code(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.out, self.err);
+        self
+    }
+}
