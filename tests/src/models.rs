@@ -30,6 +30,11 @@ pub fn skipped(test: &str, reason: &str) {
     let _ = writeln!(stderr().lock(), "skipped: {test}: {reason}");
 }
 
+/// Prints that a long test was left out; `NPUHAL_SOAK=1` runs it, which a nightly job sets.
+pub fn left_to_soak(test: &str) {
+    let _ = writeln!(stderr().lock(), "soak: {test} runs with NPUHAL_SOAK=1");
+}
+
 fn fetch(name: &str, is_offline: bool) -> Result<PathBuf, String> {
     let entry = Catalogue::builtin().find(name).ok_or("the catalogue does not hold it")?;
     let store = Store::locate(None).map_err(|error| error.to_string())?;

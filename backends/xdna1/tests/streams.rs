@@ -118,7 +118,7 @@ fn packages() -> Vec<Package> {
     let Some(folder) = std::env::var_os("NPUHAL_XDNA1_PACKAGES") else {
         #[expect(clippy::print_stderr, reason = "a test that does not run says so")]
         {
-            eprintln!("skipped: NPUHAL_XDNA1_PACKAGES names no folder of packages");
+            eprintln!("soak: streams of real packages run with NPUHAL_XDNA1_PACKAGES=FOLDER");
         }
         return Vec::new();
     };
