@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Pack a GGUF file into a Q4NX directory for an NPU
     Pack(PackArgs),
+    /// Write kernels of the virtual NPU for a model
+    Kit(crate::command::kit::KitArgs),
     /// Hold a Q4NX directory against the GGUF file it was made from
     Verify(VerifyArgs),
     /// Show the devices and whether each can be used
