@@ -59,7 +59,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Pack a GGUF file into a Q4NX directory for an NPU
     Pack(PackArgs),
-    /// Write kernels of the virtual NPU for a model
+    /// Write or import the NPU's kernels for a model
     Kit(crate::command::kit::KitArgs),
     /// Hold a Q4NX directory against the GGUF file it was made from
     Verify(VerifyArgs),
