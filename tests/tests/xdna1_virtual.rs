@@ -68,7 +68,8 @@ impl Bench {
     fn new(source: &Path, shape: Option<Shape>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("package");
-        let request = ConvertRequest { source, target: &target, identity: Identity::default(), shape, threads: THREADS };
+        let request =
+            ConvertRequest { source, target: &target, identity: Identity::default(), shape, threads: THREADS };
         convert(&request, &mut |_| (), &Control::new()).unwrap();
         let options = OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
         let package = Package::open(&target, options).unwrap();
@@ -185,7 +186,11 @@ fn the_smollm_engine_is_its_twin_on_random_models() {
         compare(&found, &bench.twin(Lane::SmolLm, &tokens), &format!("seed {seed}"));
         // Every token at position 0, where no score has anything to be weighed against.
         for token in 0..8 {
-            compare(&bench.engine(&[token]), &bench.twin(Lane::SmolLm, &[token]), &format!("seed {seed}, token {token}"));
+            compare(
+                &bench.engine(&[token]),
+                &bench.twin(Lane::SmolLm, &[token]),
+                &format!("seed {seed}, token {token}"),
+            );
         }
     }
 }
@@ -233,7 +238,8 @@ fn the_default_model_runs_on_the_virtual_npu() {
     for tokens in prompts {
         let found = bench.engine(tokens);
         compare(&found, &bench.twin(Lane::SmolLm, tokens), "SmolLM2");
-        let mut exact = ExactSegment::open(&file, SegmentSpan::whole(file.config()), ExactOptions::new(64, THREADS)).unwrap();
+        let mut exact =
+            ExactSegment::open(&file, SegmentSpan::whole(file.config()), ExactOptions::new(64, THREADS)).unwrap();
         let exact = shown(&mut exact, tokens);
         for position in 0..tokens.len() as u32 {
             let found = logits(&bench.package, &found[&(position, "Normed".to_owned())]);
@@ -246,13 +252,17 @@ fn the_default_model_runs_on_the_virtual_npu() {
     let least = cosines.iter().copied().fold(1.0, f64::min);
     // The lane's numerics: the mean of a whole prompt is above 0.999, single rows are not.
     assert!(mean >= 0.999 && least >= 0.997, "mean {mean}, least {least}");
-    let largest =
-        rows.iter().flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let largest = rows.iter().flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     for (row, (found, wanted)) in rows.iter().enumerate() {
         let (best, margin) = best_two(wanted);
         assert!(margin <= 2.0 * largest || best_two(found).0 == best, "row {row}: margin {margin}, largest {largest}");
     }
     // Published: token 2 at position 0 gives 198.
     let (found, wanted) = &rows[32];
-    assert!(best_two(found).0 == 198 || best_two(wanted).0 != 198, "{:?}, exact {:?}", best_two(found), best_two(wanted));
+    assert!(
+        best_two(found).0 == 198 || best_two(wanted).0 != 198,
+        "{:?}, exact {:?}",
+        best_two(found),
+        best_two(wanted)
+    );
 }
