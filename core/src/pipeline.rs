@@ -2,7 +2,7 @@
 
 use crate::error::RunError;
 use crate::stage::{
-    Control, HiddenRows, Placement, Row, Segment, SegmentCapacity, SequenceId, Stepper, Takes, Want, Yields,
+    Control, HiddenRows, PhaseTime, Placement, Row, Segment, SegmentCapacity, SequenceId, Stepper, Takes, Want, Yields,
 };
 use thiserror::Error;
 
@@ -193,6 +193,10 @@ impl Stepper for Pipeline {
             done += chunk.len();
         }
         Ok(())
+    }
+
+    fn phases(&self) -> Vec<PhaseTime> {
+        self.segments.iter().flat_map(|segment| segment.phases()).collect()
     }
 
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {

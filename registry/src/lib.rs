@@ -29,7 +29,7 @@ pub use extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError
 pub use factory::{DeviceFactory, Unavailable};
 #[doc(hidden)]
 pub use inventory;
-pub use options::{Numerics, OptionError, Options, Prefer};
+pub use options::{NpuLayers, Numerics, OptionError, Options, Prefer};
 pub use registry::{FactoryEntry, Origin, Registry, RegistryError, RegistryHost, RouteEntry};
 pub use route::{
     ANY_MODEL_TYPE, Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
 
@@ -127,8 +128,20 @@ impl FromStr for Prefer {
     }
 }
 
+/// Which of a model's layers run on the NPU: the leading ones. The rest, the final norm and the head follow on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum NpuLayers {
+    /// This many.
+    Count(u32),
+    /// This share of all layers, 0 to 100, rounded half to even.
+    Percent(f64),
+    /// As many as are worth it.
+    Auto,
+}
+
 /// What a session is opened with. [`Options::default`] leaves everything to the route.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Options {
     /// Arithmetic of CPU segments.
     pub numerics: Numerics,
@@ -138,6 +151,10 @@ pub struct Options {
     pub context_positions: Option<u32>,
     /// Sequences held side by side; `None` is 1.
     pub sequences: Option<u32>,
+    /// Layers on the NPU; `None` leaves it to the route.
+    pub npu_layers: Option<NpuLayers>,
+    /// Folder of compiled kernels; `None` is the model's own.
+    pub kernels: Option<PathBuf>,
     /// Options declared by a route ([`crate::Route::option_keys`]), by key. The route checks the values.
     pub route_options: BTreeMap<String, String>,
 }

@@ -18,6 +18,7 @@ mod npu;
 mod session;
 mod terminal;
 mod thoughts;
+mod window;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};

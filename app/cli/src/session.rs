@@ -7,14 +7,15 @@ use crate::error::CliError;
 use crate::terminal::complain;
 use clap::CommandFactory;
 use npuhal_core::stage::Session;
+use npuhal_models::package::OpenOptions;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
-use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
+use npuhal_models::{Catalogue, ModelError, ModelSource, Store, Tokenizer};
 use npuhal_registry::private::{private_route_missing, stated_model_type};
 use npuhal_registry::{
-    AddonSources, Choice, DeviceChoice, Options, Registry, Request, SelectionError, SelectionProblem, select,
+    AddonSources, Choice, DeviceChoice, NpuLayers, Options, Registry, Request, SelectionError, SelectionProblem, select,
 };
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
@@ -22,9 +23,10 @@ use std::path::{Path, PathBuf};
 
 // The crates that submit built-in routes and devices must be named, or they submit nothing.
 use npuhal_cpu as _;
+use npuhal_xdna1 as _;
 
 /// Packages whose routes and devices are part of the program.
-const BUILT_IN: [&str; 2] = ["npuhal-cpu", env!("CARGO_PKG_NAME")];
+const BUILT_IN: [&str; 3] = ["npuhal-cpu", "npuhal-xdna1", env!("CARGO_PKG_NAME")];
 
 /// A model, chosen and located but not loaded.
 pub(crate) struct Plan {
@@ -65,6 +67,8 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
         context_positions: args.context,
+        npu_layers: npu_layers(args)?,
+        kernels: args.kernels.clone(),
         ..Options::default()
     };
     for pair in &args.npu_opt {
@@ -80,8 +84,36 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
     })
 }
 
-/// The model called `spec`. One that cannot be opened, but states a type that only an add-on runs, says so.
-pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Result<ModelSource, CliError> {
+/// Layers on the NPU, as one of the two flags says.
+fn npu_layers(args: &SessionArgs) -> Result<Option<NpuLayers>, CliError> {
+    if let Some(percent) = args.npu_percent {
+        return Ok(Some(NpuLayers::Percent(percent)));
+    }
+    let Some(text) = &args.npu_layers else { return Ok(None) };
+    let count = text.parse().map_err(|_| CliError::Usage(format!("--npu-layers {text}: give a number of layers")))?;
+    Ok(Some(NpuLayers::Count(count)))
+}
+
+/// The model at `path`. A package's files are hashed where they have changed, or where `verify` wants it, under a progress bar.
+fn open_source(host: &Host, path: &Path, verify: bool) -> Result<ModelSource, ModelError> {
+    let mut bar = None;
+    let mut progress = |bytes: u64, total_bytes: u64| {
+        bar.get_or_insert_with(|| host.voice.bar(total_bytes, "verifying")).inc(bytes);
+    };
+    let opened = ModelSource::open_with(path, OpenOptions { verify, control: &host.control, progress: &mut progress });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    opened
+}
+
+/// The model called `spec`; `verify` as in [`open_source`]. One that cannot be opened, but states a type that only an add-on runs, says so.
+pub(crate) fn open_model(
+    host: &Host,
+    registry: &Registry,
+    spec: &OsStr,
+    verify: bool,
+) -> Result<ModelSource, CliError> {
     let private = |path: &Path| {
         let missing = private_route_missing(registry, &stated_model_type(path)?)?;
         Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
@@ -92,7 +124,7 @@ pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Resu
         return Err(error);
     }
     let path = locate(host, spec)?;
-    ModelSource::open(&path).map_err(|error| private(&path).unwrap_or(error.into()))
+    open_source(host, &path, verify).map_err(|error| private(&path).unwrap_or(error.into()))
 }
 
 /// A model that was found, before it is chosen where it runs.
@@ -106,7 +138,7 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
     let request = request(&registry, &args.session)?;
-    let model = open_model(host, &registry, &args.model)?;
+    let model = open_model(host, &registry, &args.model, args.verify)?;
     Ok(Prepared { model, registry, request })
 }
 

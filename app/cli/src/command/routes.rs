@@ -46,7 +46,7 @@ pub(crate) fn routes(host: &Host, args: &RoutesArgs) -> Result<(), CliError> {
         });
         return Ok(say(&if args.json { format!("{report:#}\n") } else { inventory_text(&report) })?);
     };
-    let model = open_model(host, &registry, spec)?;
+    let model = open_model(host, &registry, spec, false)?;
     let (decision, error) = match select(&registry, &model, &request) {
         Ok(choice) => (choice.decision, None),
         Err(SelectionError { problem, decision }) => (*decision, Some(problem)),
