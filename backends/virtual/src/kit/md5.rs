@@ -1,4 +1,4 @@
-//! MD5 (RFC 1321): instruction files carry that of their code as their id.
+//! MD5 (RFC 1321): instruction files carry that of their code as their id, containers that of their images.
 
 const SHIFTS: [[u32; 4]; 4] = [[7, 12, 17, 22], [5, 9, 14, 20], [4, 11, 16, 23], [6, 10, 15, 21]];
 const START: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x98BA_DCFE, 0x1032_5476];

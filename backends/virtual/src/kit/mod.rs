@@ -249,7 +249,9 @@ pub fn xclbin(kits: &[&Kit]) -> Result<Vec<u8>, KitError> {
         ..Partition::default()
     };
     let kernels = kits.iter().zip(ids()).map(|(kit, id)| kit.kernel(id)).collect();
-    let spec = DesignSpec { uuid: [2; 16], partition, metadata: Metadata { kernels } };
+    // Containers of different designs have different ids: clients may tell them by these.
+    let images: Vec<&[u8]> = kits.iter().map(|kit| &kit.image[..]).collect();
+    let spec = DesignSpec { uuid: md5::digest(&images.concat()), partition, metadata: Metadata { kernels } };
     Ok(spec.build()?.to_bytes())
 }
 
