@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use npuhal_models::speculate::Speculation;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -157,6 +158,10 @@ pub(crate) struct GenerationArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) frequency_penalty: f64,
 
+    /// Add BIAS (-100 to 100) to the logit of the token ID (may be given several times)
+    #[arg(long, value_name = "ID=BIAS", value_parser = bias)]
+    pub(crate) logit_bias: Vec<(u32, f64)>,
+
     /// Seed of the draws; the same seed gives the same answer
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
@@ -173,6 +178,10 @@ pub(crate) struct GenerationArgs {
     /// Tokens of thoughts at most; then the model is made to answer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) think_budget: Option<u32>,
+
+    /// Guess tokens ahead where that is faster: prompt-lookup, or prompt-lookup:N for at most N a step. The answer is the same
+    #[arg(long, value_name = "KIND")]
+    pub(crate) speculate: Option<Speculation>,
 
     /// Print the figures of each answer on stderr
     #[arg(long)]
@@ -205,6 +214,25 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as plain text, without a chat template
     #[arg(long, help_heading = "Generation")]
     pub(crate) raw: bool,
+
+    /// Answers to the prompt, one after the other; of each the seed is told with --stats
+    #[arg(long = "n", value_name = "N", default_value_t = 1, help_heading = "Generation")]
+    pub(crate) choices: usize,
+
+    /// Print the log probability of each token, with this many alternatives (0 to 20)
+    #[arg(long, value_name = "N", help_heading = "Generation")]
+    pub(crate) logprobs: Option<usize>,
+
+    /// Print the prompt in front of its continuation; with --logprobs its tokens are listed as well
+    #[arg(long, requires = "raw", help_heading = "Generation")]
+    pub(crate) echo: bool,
+}
+
+/// A token's id and what is added to its logit.
+fn bias(text: &str) -> Result<(u32, f64), String> {
+    let parse = |(id, bias): (&str, &str)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?));
+    let pair = text.split_once('=').and_then(parse);
+    pair.ok_or_else(|| "wanted a token's id and a number, such as 198=-100".to_owned())
 }
 
 #[derive(Debug, Args)]
