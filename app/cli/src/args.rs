@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::command::eval::{EvalArgs, ReportFormat};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use npuhal_models::speculate::Speculation;
@@ -69,6 +70,8 @@ pub(crate) enum Command {
     Routes(RoutesArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
+    /// Measure how well a model answers, or foretells a text
+    Eval(EvalArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -116,6 +119,10 @@ pub(crate) struct SessionArgs {
     /// Option of a route; `npuhal routes` lists them (may be given several times)
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) npu_opt: Vec<String>,
+
+    /// Sequences held side by side; commands that need several set it.
+    #[arg(skip)]
+    pub(crate) sequences: Option<u32>,
 }
 
 /// How an answer is made.
@@ -310,9 +317,21 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Print JSON
+    /// Hash a file of the catalogue and compare; the exit code is 2 where it is wrong
     #[arg(long)]
+    pub(crate) verify_checksums: bool,
+
+    /// Print JSON; short for --format json
+    #[arg(long, conflicts_with = "format")]
     pub(crate) json: bool,
+
+    /// Form of the report
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub(crate) format: ReportFormat,
+
+    /// Write the report to a file
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -418,6 +437,10 @@ pub(crate) struct BenchArgs {
     /// Context lengths at which decoding starts
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,512")]
     pub(crate) depths: Vec<u32>,
+
+    /// Decode so many sequences as rows of one forward pass instead, and print the ratio to one
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with_all = ["ttft", "ttft_text", "pp"], value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) parallel: Vec<u32>,
 
     /// Repeat every test this often and report medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]

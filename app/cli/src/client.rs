@@ -19,7 +19,9 @@ use ureq::{Agent, Body};
 pub(crate) enum ApiError {
     #[error("'{url}' is not the address of a server: {reason}; wanted http://HOST:PORT or https://HOST")]
     BadUrl { url: String, reason: String },
-    #[error("{url} is not encrypted, and the API key would be sent for all to read; use https, or a server on this machine")]
+    #[error(
+        "{url} is not encrypted, and the API key would be sent for all to read; use https, or a server on this machine"
+    )]
     KeyInTheOpen { url: String },
     #[error("the API key has characters that cannot be sent")]
     BadKey,
@@ -183,7 +185,10 @@ mod tests {
         for url in ["http://127.0.0.1:8000", "http://localhost:8000/v1/", "http://[::1]:80", "https://host.test"] {
             assert!(client(url, Some("secret")).is_ok(), "{url}");
         }
-        assert_eq!(client("http://localhost:8000/v1/", None).unwrap().url("/v1/models"), "http://localhost:8000/v1/models");
+        assert_eq!(
+            client("http://localhost:8000/v1/", None).unwrap().url("/v1/models"),
+            "http://localhost:8000/v1/models"
+        );
         assert_eq!(client("https://host.test/api", None).unwrap().base(), "https://host.test/api");
         for url in ["http://host.test", "http://10.0.0.1:8000", "http://127.0.0.1.host.test"] {
             assert!(matches!(client(url, Some("secret")), Err(ApiError::KeyInTheOpen { .. })), "{url}");

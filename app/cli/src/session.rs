@@ -65,6 +65,7 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
         context_positions: args.context,
+        sequences: args.sequences,
         ..Options::default()
     };
     for pair in &args.npu_opt {

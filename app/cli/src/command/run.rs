@@ -214,7 +214,8 @@ pub(crate) fn peak_memory_bytes() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-fn raw_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, CliError> {
+/// The ids of `prompt` as plain text, behind what begins a text.
+pub(crate) fn raw_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, CliError> {
     let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
     tokenizer.encode_into(prompt, Specials::Parse, &mut ids)?;
     Ok(ids)

@@ -131,7 +131,11 @@ mod tests {
             ("x.json", "[1]", "item 1: id must be a string"),
             ("x.jsonl", "{\"id\":\"a\"}\n{", "line 2:"),
             ("x.jsonl", r#"{"id":"a","category":"c","prompt":"","expected":"e"}"#, "line 1: prompt must be"),
-            ("x.json", r#"[{"id":"a","category":"c","prompt":"p","expected":"e","max_tokens":0}]"#, "positive integer; found 0"),
+            (
+                "x.json",
+                r#"[{"id":"a","category":"c","prompt":"p","expected":"e","max_tokens":0}]"#,
+                "positive integer; found 0",
+            ),
         ] {
             let error = file(name, text).unwrap_err();
             assert!(error.contains(part), "{error}");

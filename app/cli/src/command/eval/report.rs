@@ -132,10 +132,8 @@ pub(super) fn report(source: &str, model: &str, outcomes: &[Outcome], limits: Li
     for outcome in outcomes {
         categories.entry(&outcome.item.category).or_default().push(outcome);
     }
-    let categories: Map<String, Value> = categories
-        .into_iter()
-        .map(|(name, outcomes)| (name.to_owned(), Totals::of(outcomes).json()))
-        .collect();
+    let categories: Map<String, Value> =
+        categories.into_iter().map(|(name, outcomes)| (name.to_owned(), Totals::of(outcomes).json())).collect();
     let result = |outcome: &Outcome| {
         let own = Totals::of([outcome]);
         json!({
@@ -268,8 +266,11 @@ mod tests {
 
     #[test]
     fn sums_are_weighted_by_scored_tokens() {
-        let outcomes =
-            [outcome(0, " PARIS!", Some(vec![-1.0, -3.0])), outcome(1, "helium", Some(vec![-0.5])), outcome(2, "5", None)];
+        let outcomes = [
+            outcome(0, " PARIS!", Some(vec![-1.0, -3.0])),
+            outcome(1, "helium", Some(vec![-0.5])),
+            outcome(2, "5", None),
+        ];
         let totals = Totals::of(&outcomes);
         assert_eq!((totals.items, totals.matches, totals.scored_tokens, totals.generated_tokens), (3, 2, 3, 5));
         assert_eq!((totals.loss(), totals.perplexity()), (Some(1.5), Some(1.5f64.exp())));
@@ -299,7 +300,8 @@ mod tests {
         assert_eq!((report["passed"].as_bool(), report["total"]["accuracy"].as_f64()), (Some(false), Some(0.5)));
         assert_eq!(report["categories"]["reasoning"]["perplexity"], Value::Null);
         let (text, markdown) = (text(&report), markdown(&report));
-        for part in ["fact-capital", "1.6487", "N/A", "1/2", "limit broken: the accuracy is 0.5000", "all of reasoning"] {
+        for part in ["fact-capital", "1.6487", "N/A", "1/2", "limit broken: the accuracy is 0.5000", "all of reasoning"]
+        {
             assert!(text.contains(part) && markdown.contains(part), "{part}: {text}{markdown}");
         }
     }
