@@ -137,7 +137,7 @@ impl CachedStepper {
         let computed = sequence.computed();
         let tokens: &[TokenId] = &sequence.tokens()[planned.from..computed];
         self.caches[sequence.id().0 as usize].extend(planned.from, tokens.iter().copied());
-        sequence.end_step();
+        sequence.end_step(planned.rows == self.rows.len());
         if computed < planned.from + planned.rows {
             let kept = self.cut(sequence.id(), computed);
             sequence.rewind(kept);
@@ -146,7 +146,7 @@ impl CachedStepper {
 
     /// After a step that failed: its rows are forgotten.
     pub(crate) fn abandon(&mut self, planned: &Planned, sequence: &mut Sequence<'_>) {
-        sequence.end_step();
+        sequence.end_step(false);
         let kept = self.cut(sequence.id(), planned.from);
         sequence.rewind(kept);
     }

@@ -515,11 +515,12 @@ impl<'t> Sequence<'t> {
         Ok(piece)
     }
 
-    /// Ends the step, also one whose logits were not all taken.
-    pub fn end_step(&mut self) {
+    /// Ends the step, also one whose logits were not all taken. `is_alone` where it held the rows of this sequence only.
+    pub fn end_step(&mut self, is_alone: bool) {
         let step = &self.step;
-        // Passes over several known rows are no measure of plain steps.
+        // Passes over other rows too, or over several known ones, are no measure of plain steps.
         if let Some(speculator) = &mut self.speculator
+            && is_alone
             && !step.is_prefill
             && step.known == 1
         {

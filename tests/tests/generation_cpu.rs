@@ -1,7 +1,7 @@
 //! Several requests at once, and tokens guessed ahead, on the CPU: bit-identical to plain requests alone.
 
 use npuhal_core::stage::{Control, Session, Stepper};
-use npuhal_models::batch::{Batch, BatchEvent};
+use npuhal_models::batch::{Batch, BatchEvent, RequestId};
 use npuhal_models::generate::{Generation, StepperLoop};
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::{GenerationRequest, Piece};
@@ -79,7 +79,7 @@ proptest! {
         let mut pieces: BTreeMap<_, Vec<Piece>> = BTreeMap::new();
         let mut ended = BTreeMap::new();
         let mut ids = Vec::new();
-        let mut on_event = |id, event| {
+        let mut on_event = |id: RequestId, event: BatchEvent| {
             match event {
                 BatchEvent::Piece(piece) => pieces.entry(id).or_default().push(piece),
                 BatchEvent::Ended(generation) => drop(ended.insert(id, generation)),

@@ -81,7 +81,8 @@ fn biases_change_the_answer_and_are_checked() {
     let (_, err) = run(&[&raw[..], &["--logit-bias", "99999=1"]].concat(), 1);
     assert!(err.contains("token 99999, which is outside the vocabulary of 49152"), "{err}");
     for bad in ["7042", "7042=x", "-1=2"] {
-        let (_, err) = run(&[&raw[..], &[&format!("--logit-bias={bad}")]].concat(), 2);
+        let flag = format!("--logit-bias={bad}");
+        let (_, err) = run(&[&raw[..], &[flag.as_str()]].concat(), 2);
         assert!(err.contains("such as 198=-100"), "{err}");
     }
     let (_, err) = run(&[&raw[..], &["--logit-bias", "1=101"]].concat(), 2);

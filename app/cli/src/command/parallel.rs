@@ -16,9 +16,10 @@ pub(crate) fn parallel(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     // Sizes of prefill are not measured here.
     args.pp.clear();
     let most = args.parallel.iter().copied().max().unwrap_or(1);
+    let needed = needed_positions(&args)?;
     let session = &mut args.model.session;
     session.sequences = Some(most);
-    session.context = Some(session.context.unwrap_or(0).max(needed_positions(&args)?));
+    session.context = Some(session.context.unwrap_or(0).max(needed));
     let plan = plan(host, &args.model)?;
     let service = &plan.choice.service;
     if let Some(bytes) = service.memory_bytes {
@@ -90,7 +91,7 @@ impl Bed<'_> {
 
     fn run(&mut self, sequences: u32, depth: u32, tokens: u32) -> Result<Duration, CliError> {
         // Every sequence has ids of its own.
-        let all = ids(sequences * depth.max(1), self.stepper.vocab_size());
+        let all = ids(sequences.saturating_mul(depth.max(1)), self.stepper.vocab_size());
         let mut next: Vec<TokenId> = Vec::new();
         for (sequence, ids) in (0..sequences).zip(all.chunks(depth.max(1) as usize)) {
             if depth == 0 {

@@ -132,12 +132,14 @@ fn local(host: &Host, args: &EvalArgs, items: Vec<Item>) -> Result<(String, Stri
     let plan = prepared.choose_for(host, longest, u32::try_from(answer_tokens).unwrap_or(u32::MAX))?;
     let source = plan.choice.decision.line();
     let mut generator = TextGenerator::new(plan.open()?);
+    // A route that chooses tokens itself has none to give.
+    let logprobs = matches!(generator, TextGenerator::Stepper(_)).then_some(0);
     let mut outcomes = Vec::with_capacity(items.len());
     for (item, prompt) in items.into_iter().zip(prompts) {
-        let request = GenerationRequest { logprobs: Some(0), ..GenerationRequest::greedy(prompt, item.max_tokens) };
-        let mut logprobs = Vec::new();
+        let request = GenerationRequest { logprobs, ..GenerationRequest::greedy(prompt, item.max_tokens) };
+        let mut found = Vec::new();
         let mut receiver = |piece: &Piece| {
-            logprobs.extend(piece.logprobs.iter().map(|entry| entry.chosen.logprob));
+            found.extend(piece.logprobs.iter().map(|entry| entry.chosen.logprob));
             ControlFlow::Continue(())
         };
         let started = Instant::now();
@@ -150,7 +152,7 @@ fn local(host: &Host, args: &EvalArgs, items: Vec<Item>) -> Result<(String, Stri
         let generated_tokens = answer.tokens.len();
         outcomes.push(Outcome::new(
             item,
-            Answer { text: answer.text, logprobs: Some(logprobs), generated_tokens, seconds },
+            Answer { text: answer.text, logprobs: logprobs.map(|_| found), generated_tokens, seconds },
         ));
     }
     Ok((source, name, outcomes))

@@ -3,14 +3,14 @@
 use super::{DEFAULT_MODEL, EvalArgs, ReportFormat, verdict, write};
 use crate::Host;
 use crate::args::{ModelArgs, SessionArgs};
-use crate::command::run::raw_ids;
 use crate::error::CliError;
 use crate::session::{Plan, prepare};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Session, Stepper};
+use npuhal_models::Specials;
 use npuhal_models::perplexity::{PerplexityError, Quality, ScoredText, measure};
 use serde_json::{Value, json};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -29,8 +29,8 @@ struct Line {
 
 pub(super) fn run(host: &Host, args: &EvalArgs, file: &Path) -> Result<(), CliError> {
     let text = read(file)?;
-    let default = [DEFAULT_MODEL.into()];
-    let models = if args.models.is_empty() { &default[..] } else { &args.models };
+    let default = [OsString::from(DEFAULT_MODEL)];
+    let models: &[OsString] = if args.models.is_empty() { &default } else { &args.models };
     let mut lines = Vec::new();
     for model in models {
         lines.extend(of_model(host, args, model, &text)?);
@@ -74,7 +74,7 @@ fn of_model(host: &Host, args: &EvalArgs, model: &OsStr, text: &str) -> Result<V
     wanted.extend(
         asked
             .iter()
-            .filter(|numerics| is_apart || reference != Some(numerics))
+            .filter(|numerics| is_apart || reference != Some(**numerics))
             .map(|numerics| (model, *numerics, false)),
     );
     let mut steppers: Vec<Box<dyn Stepper>> = Vec::new();
@@ -89,11 +89,8 @@ fn of_model(host: &Host, args: &EvalArgs, model: &OsStr, text: &str) -> Result<V
         let prepared = prepare(host, &ModelArgs { model: (*model).to_owned(), session })?;
         let tokenizer = prepared.tokenizer(host)?;
         let plan = prepared.choose_for(host, args.window as usize, 0)?;
-        let mut ids = raw_ids(&tokenizer, text)?;
+        let mut ids = tokenizer.encode(text, Specials::Plain)?;
         let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
-        if bos.is_some() && ids.first() == bos.as_ref() {
-            ids.remove(0);
-        }
         ids.truncate(args.tokens.unwrap_or(usize::MAX));
         let next = ScoredText { ids, bos, window: args.window as usize, usable_ids: tokenizer.usable_ids() };
         if scored.as_ref().is_some_and(|first: &ScoredText| first.ids != next.ids) {
