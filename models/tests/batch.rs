@@ -2,7 +2,7 @@
 
 mod fake;
 
-use fake::{FakeStepper, FakeTokenizer, Rule, VOCAB};
+use fake::{FakeStepper, FakeTokenizer, Rule, VOCAB, begun_and_ended};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Control, TokenId};
 use npuhal_models::batch::{Batch, BatchEvent, BatchOptions, RequestId};
@@ -172,7 +172,8 @@ fn a_failure_ends_the_request_it_belongs_to() {
     for (index, id) in later.iter().enumerate() {
         same(&outcomes.ended[id], &alone(&sound(vec![4, index as u32]), &tokenizer).0);
     }
-    assert_eq!(log.lock().unwrap().begun, log.lock().unwrap().ended);
+    let (begun, ended) = begun_and_ended(&log);
+    assert_eq!(begun, ended);
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn a_device_that_is_not_ready_fails_every_request_with_the_reason() {
     let id = batch.submit(request(vec![1], 3), Control::new()).unwrap();
     outcomes.run(&mut batch);
     assert_eq!(outcomes.ended[&id].tokens.len(), 3);
-    assert_eq!((log.lock().unwrap().begun, log.lock().unwrap().ended), (1, 1));
+    assert_eq!(begun_and_ended(&log), (1, 1));
 }
 
 #[test]
@@ -272,7 +273,7 @@ fn closing_cancels_what_is_left() {
         ControlFlow::Continue(())
     });
     assert_eq!(outcomes.failed.len(), 2);
-    assert_eq!((log.lock().unwrap().begun, log.lock().unwrap().ended), (1, 1));
+    assert_eq!(begun_and_ended(&log), (1, 1));
 }
 
 /// One request of many kinds.

@@ -2,7 +2,7 @@
 
 mod fake;
 
-use fake::{FakeStepper, Rule, VOCAB};
+use fake::{FakeStepper, Rule, VOCAB, begun_and_ended};
 use npuhal_core::stage::{Control, Stepper, TokenId};
 use npuhal_models::logprobs::log_softmax;
 use npuhal_models::perplexity::{PerplexityError, Quality, ScoredText, measure};
@@ -92,5 +92,5 @@ fn what_cannot_be_scored_is_said() {
     let log = std::sync::Arc::clone(&stepper.log);
     log.lock().unwrap().fail_at = Some(1);
     assert!(matches!(run(vec![stepper], &text(vec![1, 2, 3], 8)), Err(PerplexityError::Run(_))));
-    assert_eq!((log.lock().unwrap().begun, log.lock().unwrap().ended), (1, 1));
+    assert_eq!(begun_and_ended(&log), (1, 1));
 }

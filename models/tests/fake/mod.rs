@@ -145,6 +145,12 @@ impl Log {
     }
 }
 
+/// How often a stepper was begun and ended.
+pub fn begun_and_ended(log: &Mutex<Log>) -> (usize, usize) {
+    let log = log.lock().unwrap();
+    (log.begun, log.ended)
+}
+
 /// Checks its rows as a real one does, and remembers them.
 pub struct FakeStepper {
     pub rule: Rule,
