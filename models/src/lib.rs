@@ -10,6 +10,8 @@
 //! * There is one generation loop ([`generate`]); CLI, server, bench and parity all use it.
 //! * Control tokens come from the chat template only; message text is encoded as plain text.
 
+pub mod batch;
+mod cached;
 pub mod catalogue;
 pub mod config;
 pub mod detokenizer;
@@ -21,15 +23,16 @@ pub mod logprobs;
 pub mod map;
 pub mod package;
 pub mod pcg;
+pub mod perplexity;
 pub mod prefix;
 pub mod pull;
 pub mod q4nx;
 pub mod quant;
-
 pub mod safetensors;
 pub mod sampling;
 pub mod sequence;
 pub mod source;
+pub mod speculate;
 pub mod stats;
 pub mod stop;
 pub mod store;

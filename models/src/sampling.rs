@@ -1,7 +1,7 @@
-//! From logits to a token: penalties → temperature → `top_k` → `top_p` → `min_p` → draw.
+//! From logits to a token: biases → penalties → temperature → `top_k` → `top_p` → `min_p` → draw.
 //!
-//! * **Greedy** is the argmax, lowest id on ties, taken where no penalty differs from neutral and the temperature is 0 or
-//!   `top_k` is 1. It allocates nothing and keeps no history.
+//! * **Greedy** is the argmax, lowest id on ties, taken where nothing is biased, no penalty differs from neutral and the
+//!   temperature is 0 or `top_k` is 1. It allocates nothing and keeps no history.
 //! * **Penalties** look at the distinct ids of prompt and output: a positive logit is divided by the repetition penalty, any
 //!   other multiplied by it; then frequency × count is subtracted, then presence. Temperature 0 with penalties is the argmax
 //!   after penalties.
@@ -13,7 +13,7 @@
 
 mod params;
 
-pub use params::{PenaltyRule, SamplingError, SamplingParams};
+pub use params::{MAX_BIASES, PenaltyRule, SamplingError, SamplingParams, choice_seed};
 
 use crate::pcg::Pcg64;
 use npuhal_core::RunError;
@@ -83,6 +83,11 @@ impl Sampler {
         }
         self.scores.clear();
         self.scores.extend_from_slice(logits);
+        for (&id, &bias) in &self.params.logit_bias {
+            if let Some(score) = self.scores.get_mut(id as usize) {
+                *score += bias as f32;
+            }
+        }
         self.history.penalize(&self.params, &mut self.scores);
         if self.params.temperature == 0.0 {
             return Ok(argmax(&self.scores));
@@ -320,7 +325,7 @@ fn total_weight(candidates: &[Candidate]) -> f64 {
 }
 
 /// 63 random bits, from the keys that the standard library draws for its hash maps.
-fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 1
 }
 
@@ -497,6 +502,48 @@ mod tests {
         }
         assert_ne!(Sampler::new(params).unwrap().seed(), seed);
         assert_eq!(Sampler::new(SamplingParams::default()).unwrap().seed(), None);
+    }
+
+    #[test]
+    fn biases_come_before_penalties_and_change_greedy_choices() {
+        let biased = |pairs: &[(TokenId, f64)]| SamplingParams {
+            logit_bias: pairs.iter().copied().collect(),
+            ..SamplingParams::default()
+        };
+        let logits = [1.0, 3.0, 2.0];
+        let select = |params| Sampler::new(params).unwrap().select(&logits).unwrap();
+        assert_eq!(select(biased(&[(1, -100.0)])), 2);
+        assert_eq!(select(biased(&[(0, 2.5), (9, 100.0)])), 0, "ids without logits are passed over");
+        assert!(!biased(&[(0, 1.0)]).is_greedy() && !biased(&[(0, 1.0)]).draws());
+        // 1 - 2 is negative, so that the penalty multiplies.
+        let mut sampler = Sampler::new(SamplingParams { repetition_penalty: 2.0, ..biased(&[(0, -2.0)]) }).unwrap();
+        sampler.accept(0);
+        assert_eq!(sampler.select(&[1.0, -1.5]).unwrap(), 1);
+        for (json, part) in [
+            (r#"{"logit_bias": [1]}"#, "object of token ids"),
+            (r#"{"logit_bias": {"x": 1}}"#, "object of token ids"),
+            (r#"{"logit_bias": {"1": true}}"#, "object of token ids"),
+            (r#"{"logit_bias": {"1": 101}}"#, "between -100"),
+        ] {
+            let body: serde_json::Map<String, Value> = serde_json::from_str(json).unwrap();
+            let error = SamplingParams::from_json(&body).unwrap_err().to_string();
+            assert!(error.contains(part), "{json}: {error}");
+        }
+        let many = SamplingParams { logit_bias: (0..1025).map(|id| (id, 1.0)).collect(), ..SamplingParams::default() };
+        assert!(many.validate().unwrap_err().to_string().contains("at most 1024 tokens; found 1025"));
+        let body: serde_json::Map<String, Value> = serde_json::from_str(r#"{"logit_bias": {"7": -3.5}}"#).unwrap();
+        assert_eq!(SamplingParams::from_json(&body).unwrap().logit_bias, [(7, -3.5)].into());
+    }
+
+    #[test]
+    fn choices_have_seeds_of_their_own() {
+        assert_eq!(choice_seed(42, 0), 42);
+        // From another implementation of SplitMix64: its first output from state 0 is E220A8397B1DCDAF.
+        assert_eq!(choice_seed(0, 1), 0xE220_A839_7B1D_CDAF >> 1);
+        let seeds: std::collections::BTreeSet<_> = (0..8).map(|index| choice_seed(MAX_SEED, index)).collect();
+        assert!(seeds.len() == 8 && seeds.iter().all(|&seed| seed <= MAX_SEED));
+        let unseeded = SamplingParams::default().for_choice(3);
+        assert_eq!(unseeded.seed, None);
     }
 
     #[test]

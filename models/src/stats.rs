@@ -6,6 +6,7 @@
 //! the end of the text) is in neither figure. Time that the receiver of the pieces takes is not counted.
 
 use crate::sampling::SamplingParams;
+use crate::speculate::SpeculationStats;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -59,6 +60,9 @@ pub struct GenerationStats {
     pub cached_prompt_tokens: usize,
     /// Tokens emitted; an end-of-text token is none.
     pub generated_tokens: usize,
+    /// Of these, tokens of thoughts.
+    #[serde(default)]
+    pub reasoning_tokens: usize,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// The stop string that ended it.
@@ -69,6 +73,9 @@ pub struct GenerationStats {
     pub decode_steps: usize,
     /// Time of those intervals.
     pub decode_time: Duration,
+    /// What guessing ahead came to, where it was asked for.
+    #[serde(default)]
+    pub speculation: Option<SpeculationStats>,
     /// The parameters; with `seed` the effective one, or `None` where nothing was drawn.
     pub sampling: SamplingParams,
 }
@@ -101,11 +108,13 @@ mod tests {
             prompt_tokens: 40,
             cached_prompt_tokens: 10,
             generated_tokens: 16,
+            reasoning_tokens: 0,
             finish_reason: FinishReason::MaxTokens,
             stop_sequence: None,
             ttft: Duration::from_millis(500),
             decode_steps: 15,
             decode_time: Duration::from_millis(750),
+            speculation: None,
             sampling: SamplingParams::default(),
         };
         assert_eq!(stats.prefill_tokens_per_second(), Some(60.0));

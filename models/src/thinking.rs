@@ -4,16 +4,23 @@
 //! white space before it; the text may also begin inside one, because the template has opened it. A block that is not closed is
 //! all thoughts. White space at the start of either part is dropped.
 
-mod answer;
-
-pub use answer::{Thinking, ThoughtfulAnswer};
-
 use crate::text_error::TextError;
 use crate::tokenizer::{Specials, Tokenizer};
 use npuhal_core::stage::TokenId;
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
+
+/// How a model thinks before one answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Thinking {
+    /// Whether the prompt has opened a block of thoughts ([`opens_thoughts`]).
+    pub opened: bool,
+    /// Tokens of thoughts at most; then the block is closed for the model, which goes on behind it.
+    pub budget: Option<usize>,
+    /// What closes a block: [`closing_ids`]. Without it, or without room for an answer, a used-up budget ends the answer.
+    pub closing: Vec<TokenId>,
+}
 
 /// Text, told apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,28 +1,25 @@
 //! The generation loop on a stepper that computes nothing: published decode-loop cases, prefix reuse, failures, limits.
 
+mod fake;
+
+use fake::{EOS, FakeStepper, FakeTokenizer, Rule, VOCAB, begun_and_ended};
 use npuhal_core::RunError;
 use npuhal_core::stage::{
-    Control, Generator, GeneratorOutcome, GeneratorRequest, HiddenRows, Placement, Row, SegmentCapacity, SequenceId,
-    Session, Stepper, TokenId, Want,
+    Control, Generator, GeneratorOutcome, GeneratorRequest, HiddenRows, SequenceId, Session, Stepper, TokenId, Want,
 };
-use npuhal_models::generate::{GenerateError, Generation, Receiver, StepperLoop, TextGenerator};
-use npuhal_models::sampling::SamplingParams;
-use npuhal_models::sequence::{
-    GenerationRequest, Piece, RequestError, Sequence, SequenceLimits, TextStream, TokenText,
-};
+use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, Receiver, StepperLoop, TextGenerator};
+use npuhal_models::sampling::{SamplingParams, choice_seed};
+use npuhal_models::sequence::{Echo, GenerationRequest, Piece, RequestError, Sequence, SequenceLimits, TokenText};
+use npuhal_models::speculate::Speculation;
 use npuhal_models::stats::FinishReason;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::thinking::{Thinking, Thoughts};
 use proptest::prelude::*;
 use serde_json::Value;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
-
-const VOCAB: usize = 10;
-const EOS: TokenId = 9;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[test]
 fn published_cases() {
@@ -111,7 +108,7 @@ fn every_failure_leaves_a_session_that_works() {
             {
                 let mut log = log.lock().unwrap();
                 assert_eq!((log.begun, log.ended), (1, 1));
-                assert_eq!(log.held.len(), held);
+                assert_eq!(log.held(0).len(), held);
                 log.fail_at = None;
             }
             let (again, _) = collect(&mut steps, &request, &FakeTokenizer::default()).unwrap();
@@ -240,6 +237,13 @@ fn requests_that_cannot_run_do_no_work() {
             RequestError::UnknownToken { token: 10, position: 1, vocab_size: VOCAB },
         ),
         (GenerationRequest { max_tokens: 0, ..good.clone() }, RequestError::NoTokens),
+        (
+            GenerationRequest {
+                sampling: SamplingParams { logit_bias: [(3, 1.0), (10, 1.0)].into(), ..SamplingParams::default() },
+                ..good.clone()
+            },
+            RequestError::UnknownBias { token: 10, vocab_size: VOCAB },
+        ),
         (GenerationRequest { logprobs: Some(21), ..good.clone() }, RequestError::TopLogprobs { found: 21, limit: 20 }),
         (
             GenerationRequest { sampling: hot.clone(), ..good.clone() },
@@ -316,23 +320,18 @@ fn two_sequences_can_share_a_step() {
     let mut logits = HiddenRows::new();
     while sequences.iter().any(|sequence| sequence.finish_reason().is_none()) {
         let (mut rows, mut flags, mut shares) = (Vec::new(), Vec::new(), Vec::new());
-        for sequence in &sequences {
-            let before = rows.len();
-            let wanted = sequence.push_rows(2, &mut rows);
-            flags.resize(rows.len(), false);
-            if wanted {
-                *flags.last_mut().unwrap() = true;
-            }
-            shares.push((rows.len() - before, wanted));
+        for sequence in &mut sequences {
+            shares.push(sequence.push_rows(2, 0, &mut rows, &mut flags));
         }
-        let started = Instant::now();
         stepper.step(&rows, Want::Each(&flags), &mut logits, &Control::new()).unwrap();
         let mut next = 0;
-        for (sequence, (rows, wanted)) in sequences.iter_mut().zip(shares) {
-            if rows > 0 {
-                sequence.step(rows, wanted.then(|| logits.row(next)), started).unwrap();
-                next += usize::from(wanted);
+        for (sequence, share) in sequences.iter_mut().zip(shares) {
+            sequence.rows_computed(Duration::from_millis(1));
+            for row in next..next + share.wanted {
+                sequence.take_logits(logits.row(row)).unwrap();
             }
+            sequence.end_step(false);
+            next += share.wanted;
         }
     }
     for (sequence, request) in sequences.iter().zip(&requests) {
@@ -425,7 +424,7 @@ proptest! {
             prop_assert_eq!(found.tokens, wanted.tokens);
             prop_assert_eq!(found.text, wanted.text);
             prop_assert_eq!(pieces, fresh_pieces);
-            prop_assert_eq!(steps.cache().tokens(), &log.lock().unwrap().held[..]);
+            prop_assert_eq!(steps.cache().tokens(), log.lock().unwrap().held(0));
         }
     }
 }
@@ -441,19 +440,23 @@ fn thoughts_are_told_apart_and_bounded() {
         let log = Arc::clone(&stepper.log);
         let mut generator = TextGenerator::new(Session::Stepper(Box::new(stepper)));
         let mut streamed = Thoughts::default();
-        let mut receiver = |part: &Thoughts| {
-            streamed.append(part.clone());
+        let mut receiver = |piece: &Piece| {
+            streamed.append(Thoughts { reasoning: piece.reasoning.clone(), answer: piece.text.clone() });
             ControlFlow::Continue(())
         };
-        let request = GenerationRequest::greedy(prompt.to_vec(), max_tokens);
-        let answer =
-            generator.generate_with_thoughts(&request, &tokenizer, thinking, &mut receiver, &Control::new()).unwrap();
-        assert_eq!(streamed, answer.thoughts);
-        assert_eq!(Thoughts::split(&answer.generation.text, thinking.opened), answer.thoughts);
-        let stats = &answer.generation.stats;
-        assert_eq!((stats.prompt_tokens, stats.generated_tokens), (prompt.len(), answer.generation.tokens.len()));
+        let request = GenerationRequest {
+            thinking: Some(thinking.clone()),
+            logprobs: Some(0),
+            ..GenerationRequest::greedy(prompt.to_vec(), max_tokens)
+        };
+        let answer = generator.generate(&request, &tokenizer, &mut receiver, &Control::new()).unwrap();
+        let all: Vec<u8> = answer.tokens.iter().flat_map(|&id| tokenizer.token_bytes(id).into_owned()).collect();
+        assert_eq!(streamed, Thoughts::split(&String::from_utf8(all).unwrap(), thinking.opened));
+        assert_eq!((&streamed.reasoning, &streamed.answer), (&answer.reasoning, &answer.text));
+        let stats = &answer.stats;
+        assert_eq!((stats.prompt_tokens, stats.generated_tokens), (prompt.len(), answer.tokens.len()));
         let computed = log.lock().unwrap().rows.len();
-        (answer.thoughts.reasoning, answer.thoughts.answer, answer.generation.tokens, computed)
+        (answer.reasoning, answer.text, answer.tokens, computed)
     };
     let text = |text: &str| text.to_owned();
     let free = Thinking::default();
@@ -471,9 +474,165 @@ fn thoughts_are_told_apart_and_bounded() {
     assert_eq!(answer(&stuck, &[1], 9), (text("<3>"), text(""), vec![2, 3], 2));
 }
 
-fn begun_and_ended(log: &Mutex<Log>) -> (usize, usize) {
-    let log = log.lock().unwrap();
-    (log.begun, log.ended)
+#[test]
+fn choices_compute_the_prompt_once_and_name_their_seeds() {
+    let tokenizer = FakeTokenizer::default();
+    let hot = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
+    let request = |seed| GenerationRequest { sampling: hot(seed), ..GenerationRequest::greedy(vec![1, 2, 3], 5) };
+    let single = |seed| {
+        let stepper = FakeStepper { rule: Rule::Prefix, ..FakeStepper::default() };
+        collect(&mut StepperLoop::new(Box::new(stepper)), &request(Some(seed)), &tokenizer).unwrap().0
+    };
+    struct Kept(Vec<String>, Vec<usize>);
+    impl ChoiceReceiver for Kept {
+        fn on_piece(&mut self, choice: usize, piece: &Piece) -> ControlFlow<()> {
+            self.0.resize(choice + 1, String::new());
+            self.0[choice].push_str(&piece.text);
+            ControlFlow::Continue(())
+        }
+        fn on_end(&mut self, choice: usize, generation: &Generation) {
+            assert_eq!(self.0.get(choice).map_or("", String::as_str), generation.text);
+            self.1.push(choice);
+        }
+    }
+    for seed in [Some(7), None] {
+        let stepper = FakeStepper { rule: Rule::Prefix, ..FakeStepper::default() };
+        let log = Arc::clone(&stepper.log);
+        let mut generator = TextGenerator::new(Session::Stepper(Box::new(stepper)));
+        let mut kept = Kept(Vec::new(), Vec::new());
+        let choices = generator.generate_choices(&request(seed), 3, &tokenizer, &mut kept, &Control::new()).unwrap();
+        assert_eq!(kept.1, [0, 1, 2]);
+        let seeds: Vec<u64> = choices.iter().map(|choice| choice.stats.sampling.seed.unwrap()).collect();
+        assert!(seed.is_none_or(|seed| seed == seeds[0]));
+        for (index, choice) in choices.iter().enumerate() {
+            assert_eq!(seeds[index], choice_seed(seeds[0], index as u32));
+            assert_eq!(choice.stats.cached_prompt_tokens, if index == 0 { 0 } else { 2 });
+            let alone = single(seeds[index]);
+            assert_eq!((&choice.text, &choice.tokens), (&alone.text, &alone.tokens));
+        }
+        let log = log.lock().unwrap();
+        assert_eq!(log.rows.iter().filter(|(row, _)| row.position < 2).count(), 2);
+    }
+    let mut generator = TextGenerator::new(Session::Stepper(Box::new(FakeStepper::default())));
+    let mut stop_all =
+        |choice: usize, _: &Piece| if choice == 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let run = |generator: &mut TextGenerator, n, receiver: &mut dyn ChoiceReceiver| {
+        generator.generate_choices(&request(Some(7)), n, &tokenizer, receiver, &Control::new())
+    };
+    let broken = run(&mut generator, 3, &mut stop_all).unwrap();
+    assert_eq!((broken.len(), broken[1].stats.finish_reason), (2, FinishReason::Receiver));
+    for n in [0, 9] {
+        let error = run(&mut generator, n, &mut stop_all).unwrap_err().to_string();
+        assert!(error.contains(&format!("between 1 and 8; found {n}")), "{error}");
+    }
+}
+
+#[test]
+fn an_echo_comes_first_and_is_scored_where_asked() {
+    let tokenizer = FakeTokenizer::default();
+    let echo = |is_scored| Some(Echo { text: "<1><2><3>".to_owned(), is_scored });
+    let base = GenerationRequest { logprobs: Some(2), ..GenerationRequest::greedy(vec![1, 2, 3], 4) };
+    let plain = StepperLoop::new(Box::new(FakeStepper { rule: Rule::Prefix, ..FakeStepper::default() }));
+    let (plain, plain_pieces) = collect(&mut { plain }, &base, &tokenizer).unwrap();
+    for (is_scored, chunk_rows) in [(false, 16), (true, 16), (true, 1), (true, 2)] {
+        let stepper = FakeStepper { rule: Rule::Prefix, ..FakeStepper::default() };
+        let mut steps = StepperLoop::new(Box::new(stepper)).with_chunk_rows(chunk_rows);
+        let request = GenerationRequest { echo: echo(is_scored), ..base.clone() };
+        for _ in 0..2 {
+            let (answer, pieces) = collect(&mut steps, &request, &tokenizer).unwrap();
+            assert_eq!(answer.text, format!("<1><2><3>{}", plain.text));
+            assert_eq!(answer.tokens, plain.tokens);
+            assert!(pieces[0].is_echo && pieces[0].text == "<1><2><3>" && pieces[0].tokens == [1, 2, 3]);
+            assert_eq!(&pieces[1..], &plain_pieces[..]);
+            let scored: Vec<TokenId> = pieces[0].logprobs.iter().map(|entry| entry.chosen.id).collect();
+            assert_eq!(scored, if is_scored { vec![2, 3] } else { vec![] });
+            if is_scored {
+                assert_eq!(answer.stats.cached_prompt_tokens, 0, "every position is computed");
+                let mut logits = vec![0.0; VOCAB];
+                Rule::Prefix.fill(&[1, 2], &mut logits);
+                let wanted = npuhal_models::logprobs::log_softmax(&logits).unwrap()[3];
+                assert_eq!(pieces[0].logprobs[1].chosen.logprob, wanted);
+                assert_eq!(pieces[0].logprobs[1].top.len(), 2);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_that_repeats_itself_takes_fewer_steps() {
+    let steps_of = |speculation| {
+        let stepper = FakeStepper { positions: 100, ..FakeStepper::default() };
+        let log = Arc::clone(&stepper.log);
+        let mut steps = StepperLoop::new(Box::new(stepper));
+        let request = GenerationRequest { ignore_eos: true, speculation, ..GenerationRequest::greedy(vec![1, 2], 60) };
+        let (answer, _) = collect(&mut steps, &request, &FakeTokenizer::default()).unwrap();
+        (log.lock().unwrap().steps, answer)
+    };
+    let (plain_steps, plain) = steps_of(None);
+    let (steps, guessed) = steps_of(Some(Speculation::PromptLookup { max_draft: 8, adaptive: false }));
+    assert_eq!((plain_steps, &plain.tokens), (60, &guessed.tokens));
+    assert!(steps < 25, "{steps} steps");
+    let stats = guessed.stats.speculation.unwrap();
+    assert_eq!(stats.acceptance(), Some(1.0), "{stats}");
+    assert_eq!((stats.drafted + steps, plain.stats.speculation), (60, None));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Guessing ahead changes no token, text, log probability or cache, greedy or drawn, whatever ends the answer.
+    #[test]
+    fn speculation_changes_nothing(
+        prompt in prop::collection::vec(0u32..4, 1..12),
+        pairs in any::<bool>(),
+        temperature in prop::sample::select(vec![0.0, 0.05, 0.9]),
+        max_draft in 1usize..9,
+        adaptive in any::<bool>(),
+        max_tokens in 1usize..30,
+        positions in 12u32..40,
+        keeps_nothing in any::<bool>(),
+        budget in prop::option::of(1usize..6),
+        pieces_wanted in 0usize..20,
+    ) {
+        let tokenizer = FakeTokenizer {
+            bytes: [(2, b"<think>".to_vec()), (7, vec![0xC3]), (6, b"</think>".to_vec())].into(),
+            ..FakeTokenizer::default()
+        };
+        let stepper = || FakeStepper {
+            rule: if pairs { Rule::Pairs } else { Rule::Prefix }, positions, keeps_nothing, ..FakeStepper::default()
+        };
+        let plain = GenerationRequest {
+            sampling: SamplingParams { temperature, repetition_penalty: 1.01, seed: Some(5), ..SamplingParams::default() },
+            logprobs: Some(1),
+            stop: StopStrings::new(["<5><5>"]).unwrap(),
+            thinking: budget.map(|budget| Thinking { opened: true, budget: Some(budget), closing: vec![6] }),
+            ..GenerationRequest::greedy(prompt, max_tokens)
+        };
+        let speculation = Some(Speculation::PromptLookup { max_draft, adaptive });
+        let run = |request: &GenerationRequest| {
+            let mut steps = StepperLoop::new(Box::new(stepper()));
+            let mut pieces = Vec::new();
+            let mut receiver = |piece: &Piece| {
+                pieces.push(piece.clone());
+                if pieces.len() > pieces_wanted { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let answer = steps.generate(request, &tokenizer, &mut receiver, &Control::new()).unwrap();
+            let cache = steps.cache().tokens().to_vec();
+            (answer, pieces, cache)
+        };
+        let (wanted, wanted_pieces, wanted_cache) = run(&plain);
+        let (found, pieces, cache) = run(&GenerationRequest { speculation, ..plain });
+        prop_assert_eq!((&found.tokens, &found.text, &found.reasoning), (&wanted.tokens, &wanted.text, &wanted.reasoning));
+        prop_assert_eq!(pieces, wanted_pieces);
+        prop_assert_eq!(found.stats.finish_reason, wanted.stats.finish_reason);
+        prop_assert_eq!(found.stats.reasoning_tokens, wanted.stats.reasoning_tokens);
+        // A stepper that forgets more than it is asked to is fed again at the next step, if there is one.
+        if !keeps_nothing {
+            prop_assert!(cache.starts_with(&wanted_cache) || wanted_cache.starts_with(&cache), "{:?} {:?}", cache, wanted_cache);
+        }
+        let stats = found.stats.speculation.unwrap();
+        prop_assert!(stats.accepted <= stats.drafted && stats.drafted <= stats.steps * max_draft);
+    }
 }
 
 fn golden() -> Value {
@@ -512,199 +671,4 @@ fn fresh(request: &GenerationRequest) -> (Vec<TokenId>, String) {
     let mut steps = StepperLoop::new(Box::new(FakeStepper::default()));
     let (generation, _) = collect(&mut steps, request, &FakeTokenizer::default()).unwrap();
     (generation.tokens, generation.text)
-}
-
-/// Token `t` is `<t>` unless `bytes` says otherwise.
-#[derive(Default)]
-struct FakeTokenizer {
-    bytes: BTreeMap<TokenId, Vec<u8>>,
-    control: Vec<TokenId>,
-    usable: Option<usize>,
-}
-
-impl FakeTokenizer {
-    fn from_case(case: &Value) -> Self {
-        let bytes = case["bytes"].as_object().into_iter().flatten();
-        let list = |value: &Value| value.as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
-        Self { bytes: bytes.map(|(id, value)| (id.parse().unwrap(), list(value))).collect(), ..Self::default() }
-    }
-}
-
-impl TokenText for FakeTokenizer {
-    fn is_eos(&self, id: TokenId) -> bool {
-        id == EOS
-    }
-
-    fn is_control(&self, id: TokenId) -> bool {
-        self.control.contains(&id)
-    }
-
-    fn token_bytes(&self, id: TokenId) -> Cow<'_, [u8]> {
-        match self.bytes.get(&id) {
-            Some(bytes) => Cow::Borrowed(bytes),
-            None => Cow::Owned(format!("<{id}>").into_bytes()),
-        }
-    }
-
-    fn stream(&self) -> Box<dyn TextStream + '_> {
-        Box::new(FakeStream { tokenizer: self, held: Vec::new() })
-    }
-
-    fn usable_ids(&self) -> usize {
-        self.usable.unwrap_or(usize::MAX)
-    }
-}
-
-struct FakeStream<'t> {
-    tokenizer: &'t FakeTokenizer,
-    held: Vec<u8>,
-}
-
-impl TextStream for FakeStream<'_> {
-    fn push(&mut self, id: TokenId) -> String {
-        if !self.tokenizer.is_control(id) {
-            self.held.extend_from_slice(&self.tokenizer.token_bytes(id));
-        }
-        let valid = match std::str::from_utf8(&self.held) {
-            Ok(text) => text.len(),
-            Err(error) => error.valid_up_to(),
-        };
-        String::from_utf8(self.held.drain(..valid).collect()).unwrap()
-    }
-
-    fn flush(&mut self) -> String {
-        String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
-    }
-}
-
-/// Which logits follow a row.
-#[derive(Clone)]
-enum Rule {
-    /// 5.0 on the successor.
-    Ramp,
-    /// 5.0 on the entry for the token.
-    Next(BTreeMap<TokenId, TokenId>),
-    /// The same for all rows.
-    Fixed(Vec<f32>),
-    /// A hash of all ids up to the row.
-    Prefix,
-    /// A ramp, but not a number after this token.
-    NanAt(TokenId),
-}
-
-impl Rule {
-    fn from_case(case: &Value) -> Self {
-        let id = |text: &String| text.parse::<TokenId>().unwrap();
-        if let Some(next) = case["next"].as_object() {
-            return Self::Next(next.iter().map(|(from, to)| (id(from), to.as_u64().unwrap() as TokenId)).collect());
-        }
-        let Some(fixed) = case["logits"].as_object() else { return Self::Ramp };
-        let mut logits = vec![0.0; VOCAB];
-        fixed.iter().for_each(|(token, logit)| logits[id(token) as usize] = logit.as_f64().unwrap() as f32);
-        Self::Fixed(logits)
-    }
-
-    fn fill(&self, prefix: &[TokenId], logits: &mut [f32]) {
-        let token = prefix[prefix.len() - 1];
-        match self {
-            Self::Ramp => logits[(token as usize + 1) % VOCAB] = 5.0,
-            Self::Next(next) => logits[next[&token] as usize] = 5.0,
-            Self::Fixed(fixed) => logits.copy_from_slice(fixed),
-            Self::NanAt(at) if token == *at + 1 => logits[0] = f32::NAN,
-            Self::NanAt(_) => logits[(token as usize + 1) % VOCAB] = 5.0,
-            Self::Prefix => {
-                let mut hash =
-                    prefix.iter().fold(7u64, |hash, &id| (hash ^ u64::from(id)).wrapping_mul(0x100_0000_01B3));
-                for logit in logits {
-                    hash = hash.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    *logit = (hash >> 40) as f32 / 4e6;
-                }
-            }
-        }
-    }
-}
-
-#[derive(Default)]
-struct Log {
-    rows: Vec<(Row, bool)>,
-    held: Vec<TokenId>,
-    begun: usize,
-    ended: usize,
-    fail_at: Option<u32>,
-    fail_begin: bool,
-}
-
-/// Checks its rows as a real one does, and remembers them.
-struct FakeStepper {
-    rule: Rule,
-    positions: u32,
-    keeps_nothing: bool,
-    log: Arc<Mutex<Log>>,
-    others: BTreeMap<SequenceId, Vec<TokenId>>,
-}
-
-impl Default for FakeStepper {
-    fn default() -> Self {
-        Self { rule: Rule::Ramp, positions: 64, keeps_nothing: false, log: Arc::default(), others: BTreeMap::new() }
-    }
-}
-
-impl Stepper for FakeStepper {
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
-
-    fn capacity(&self) -> SegmentCapacity {
-        SegmentCapacity { positions: self.positions, rows_per_call: u32::MAX, sequences: 2 }
-    }
-
-    fn placement(&self) -> Vec<Placement> {
-        Vec::new()
-    }
-
-    fn begin(&mut self) -> Result<(), RunError> {
-        let mut log = self.log.lock().unwrap();
-        if log.fail_begin {
-            return Err(RunError::Failed { run: None, state: "ERROR".to_owned(), detail: String::new() });
-        }
-        log.begun += 1;
-        Ok(())
-    }
-
-    fn end(&mut self) {
-        self.log.lock().unwrap().ended += 1;
-    }
-
-    fn step(&mut self, rows: &[Row], want: Want<'_>, logits: &mut HiddenRows, _: &Control) -> Result<(), RunError> {
-        let mut log = self.log.lock().unwrap();
-        assert!(!rows.is_empty());
-        logits.reset(want.count(rows.len()), VOCAB);
-        let mut next = 0;
-        for (index, row) in rows.iter().enumerate() {
-            let mut other = self.others.remove(&row.sequence).unwrap_or_default();
-            let held = if row.sequence.0 == 0 { &mut log.held } else { &mut other };
-            assert_eq!(row.position as usize, held.len(), "rows continue what is held");
-            assert!(row.position < self.positions);
-            held.push(row.token);
-            let prefix = held.clone();
-            self.others.insert(row.sequence, other);
-            if log.fail_at == Some(row.position) {
-                return Err(RunError::Failed { run: None, state: "ERROR".to_owned(), detail: String::new() });
-            }
-            let wanted = want.selects(index, rows.len());
-            log.rows.push((*row, wanted));
-            if wanted {
-                self.rule.fill(&prefix, logits.row_mut(next));
-                next += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn truncate(&mut self, _: SequenceId, len: usize) -> usize {
-        let mut log = self.log.lock().unwrap();
-        let len = if self.keeps_nothing { 0 } else { len };
-        log.held.truncate(len);
-        log.held.len()
-    }
 }

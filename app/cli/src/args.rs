@@ -1,8 +1,10 @@
 //! The command line.
 
+use crate::command::eval::{EvalArgs, ReportFormat};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use npuhal_models::window::Overflow;
+use npuhal_models::speculate::Speculation;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -71,6 +73,8 @@ pub(crate) enum Command {
     Routes(RoutesArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
+    /// Measure how well a model answers, or foretells a text
+    Eval(EvalArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -135,6 +139,10 @@ pub(crate) struct SessionArgs {
     /// Option of a route; `npuhal routes` lists them (may be given several times)
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) npu_opt: Vec<String>,
+
+    /// Sequences held side by side; commands that need several set it.
+    #[arg(skip)]
+    pub(crate) sequences: Option<u32>,
 }
 
 /// How an answer is made.
@@ -177,6 +185,10 @@ pub(crate) struct GenerationArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) frequency_penalty: f64,
 
+    /// Add BIAS (-100 to 100) to the logit of the token ID (may be given several times)
+    #[arg(long, value_name = "ID=BIAS", value_parser = bias)]
+    pub(crate) logit_bias: Vec<(u32, f64)>,
+
     /// Seed of the draws; the same seed gives the same answer
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
@@ -197,6 +209,9 @@ pub(crate) struct GenerationArgs {
     /// What becomes of a prompt that the context cannot hold: truncate (old turns go first) or error
     #[arg(long, value_name = "WHAT", default_value = "truncate")]
     pub(crate) context_overflow: Overflow,
+    /// Guess tokens ahead where that is faster: prompt-lookup, or prompt-lookup:N for at most N a step. The answer is the same
+    #[arg(long, value_name = "KIND")]
+    pub(crate) speculate: Option<Speculation>,
 
     /// Print the figures of each answer on stderr
     #[arg(long)]
@@ -229,6 +244,25 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as plain text, without a chat template
     #[arg(long, help_heading = "Generation")]
     pub(crate) raw: bool,
+
+    /// Answers to the prompt, one after the other; of each the seed is told with --stats
+    #[arg(long = "n", value_name = "N", default_value_t = 1, help_heading = "Generation")]
+    pub(crate) choices: usize,
+
+    /// Print the log probability of each token, with this many alternatives (0 to 20)
+    #[arg(long, value_name = "N", help_heading = "Generation")]
+    pub(crate) logprobs: Option<usize>,
+
+    /// Print the prompt in front of its continuation; with --logprobs its tokens are listed as well
+    #[arg(long, requires = "raw", help_heading = "Generation")]
+    pub(crate) echo: bool,
+}
+
+/// A token's id and what is added to its logit.
+fn bias(text: &str) -> Result<(u32, f64), String> {
+    let parse = |(id, bias): (&str, &str)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?));
+    let pair = text.split_once('=').and_then(parse);
+    pair.ok_or_else(|| "wanted a token's id and a number, such as 198=-100".to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -306,13 +340,21 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Hash every file of an xdna1 package; the exit code is 2 where one is wrong
+    /// Hash every file of an xdna1 package, or a file of the catalogue and compare; the exit code is 2 where one is wrong
     #[arg(long)]
     pub(crate) verify_checksums: bool,
 
-    /// Print JSON
-    #[arg(long)]
+    /// Print JSON; short for --format json
+    #[arg(long, conflicts_with = "format")]
     pub(crate) json: bool,
+
+    /// Form of the report
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub(crate) format: ReportFormat,
+
+    /// Write the report to a file
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -418,6 +460,10 @@ pub(crate) struct BenchArgs {
     /// Context lengths at which decoding starts
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,512")]
     pub(crate) depths: Vec<u32>,
+
+    /// Decode so many sequences as rows of one forward pass instead, and print the ratio to one
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with_all = ["ttft", "ttft_text", "pp"], value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) parallel: Vec<u32>,
 
     /// Repeat every test this often and report medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]

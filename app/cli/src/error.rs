@@ -1,8 +1,10 @@
 //! The program's errors and its exit codes: 1 for a failure, 2 for a usage error.
 
+use crate::client::ApiError;
 use npuhal_core::RunError;
 use npuhal_models::generate::GenerateError;
 use npuhal_models::package::PackageError;
+use npuhal_models::perplexity::PerplexityError;
 use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
@@ -29,6 +31,15 @@ pub(crate) enum CliError {
     Terminal(String),
     #[error("interrupted")]
     Interrupted,
+    /// A file of items or of text.
+    #[error("{path}: {reason}")]
+    Dataset { path: String, reason: String },
+    #[error("{path}: the report cannot be written: {source}")]
+    Report { path: String, source: io::Error },
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error(transparent)]
+    Perplexity(#[from] PerplexityError),
     /// Everything was said on stdout; this is the exit code.
     #[error("exit code {0}")]
     Verdict(u8),
@@ -83,6 +94,7 @@ impl CliError {
         match self {
             Self::Verdict(code) => *code,
             Self::Usage(_)
+            | Self::Api(ApiError::BadUrl { .. } | ApiError::KeyInTheOpen { .. } | ApiError::BadKey)
             | Self::Store(StoreError::UnknownModel { .. })
             | Self::Package(PackageError::BadId { .. } | PackageError::ReservedId { .. }) => 2,
             _ => 1,

@@ -11,6 +11,7 @@
 //! ```
 
 mod args;
+mod client;
 mod command;
 mod doctor;
 mod error;
@@ -123,6 +124,7 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
         Command::Doctor(args) => command::doctor::doctor(host, &args),
         Command::Routes(args) => command::routes::routes(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
+        Command::Eval(args) => command::eval::eval(host, &args),
         Command::OfAddon(arguments) => return command::addon::run(host, &arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -69,6 +69,7 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
         context_positions: args.context,
         npu_layers: npu_layers(args)?,
         kernels: args.kernels.clone(),
+        sequences: args.sequences,
         ..Options::default()
     };
     for pair in &args.npu_opt {
@@ -212,12 +213,14 @@ impl GenerationArgs {
             repetition_penalty: self.repetition_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
+            logit_bias: self.logit_bias.iter().copied().collect(),
             seed: self.seed,
             ..SamplingParams::default()
         };
         sampling.validate().map_err(|error| CliError::Usage(error.to_string()))?;
         let stop = StopStrings::new(self.stop.iter().cloned()).map_err(|error| CliError::Usage(error.to_string()))?;
         let max_tokens = self.max_tokens.map_or(positions, |tokens| tokens as usize);
-        Ok(GenerationRequest { sampling, stop, ..GenerationRequest::greedy(prompt, max_tokens) })
+        let speculation = self.speculate;
+        Ok(GenerationRequest { sampling, stop, speculation, ..GenerationRequest::greedy(prompt, max_tokens) })
     }
 }

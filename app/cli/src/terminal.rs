@@ -23,6 +23,15 @@ impl Voice {
         }
     }
 
+    /// A progress bar over things that are counted, on stderr: hidden when quiet or piped.
+    pub(crate) fn counter(self, len: u64, what: &str) -> ProgressBar {
+        let bar = self.bar(len, what);
+        if let Ok(style) = ProgressStyle::with_template("[{bar:24.cyan/blue}] {pos}/{len} {eta} {wide_msg}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar
+    }
+
     /// A progress bar on stderr: hidden when quiet or piped.
     pub(crate) fn bar(self, len_bytes: u64, what: &str) -> ProgressBar {
         if self.quiet || !io::stderr().is_terminal() {

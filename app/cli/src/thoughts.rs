@@ -3,8 +3,9 @@
 use crate::args::{GenerationArgs, ThinkMode};
 use crate::error::CliError;
 use crate::terminal::say;
+use npuhal_models::sequence::Piece;
 use npuhal_models::template::ChatInput;
-use npuhal_models::thinking::{Thinking, Thoughts, closing_ids, opens_thoughts};
+use npuhal_models::thinking::{Thinking, closing_ids, opens_thoughts};
 use npuhal_models::{ControlTokens, Tokenizer};
 use std::io::{self, IsTerminal};
 
@@ -43,7 +44,7 @@ impl Speaker {
         Self { shows_thoughts: args.think != Some(ThinkMode::Hide) && io::stdout().is_terminal(), is_dim: false }
     }
 
-    pub(crate) fn say(&mut self, part: &Thoughts) -> io::Result<()> {
+    pub(crate) fn say(&mut self, part: &Piece) -> io::Result<()> {
         if self.shows_thoughts && !part.reasoning.is_empty() {
             if !self.is_dim {
                 say(DIM)?;
@@ -51,14 +52,14 @@ impl Speaker {
             }
             say(&part.reasoning)?;
         }
-        if part.answer.is_empty() {
+        if part.text.is_empty() {
             return Ok(());
         }
         if self.is_dim {
             self.finish()?;
             say("\n\n")?;
         }
-        say(&part.answer)
+        say(&part.text)
     }
 
     /// Leaves the terminal as it was.

@@ -1,7 +1,9 @@
 //! The parameters of sampling and their ranges.
 
+use npuhal_core::stage::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// A sampling parameter that cannot be used.
@@ -50,7 +52,24 @@ pub enum SamplingError {
         /// What was given.
         found: String,
     },
+    /// Not an object of token ids and numbers.
+    #[error("logit_bias must be an object of token ids and numbers; found {found}")]
+    NotBiases {
+        /// What was given, as JSON.
+        found: String,
+    },
+    /// More biases than a request may have.
+    #[error("logit_bias accepts at most {limit} tokens; found {found}")]
+    TooManyBiases {
+        /// How many were given.
+        found: usize,
+        /// [`MAX_BIASES`].
+        limit: usize,
+    },
 }
+
+/// Biases of one request at most.
+pub const MAX_BIASES: usize = 1024;
 
 /// How the repetition penalty is understood.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +102,8 @@ pub struct SamplingParams {
     pub presence_penalty: f64,
     /// Subtracted once for each occurrence, -2 to 2; 0 is off.
     pub frequency_penalty: f64,
+    /// Added to the logits of these ids before all else, -100 to 100.
+    pub logit_bias: BTreeMap<TokenId, f64>,
     /// Seed of the draws, 0 to 2⁶³ - 1; without one a random seed is taken and reported.
     pub seed: Option<u64>,
     /// Latest ids of prompt and output that penalties look at; `None` is all.
@@ -101,6 +122,7 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
             seed: None,
             penalty_window: None,
             penalty_rule: PenaltyRule::AnyValue,
@@ -140,8 +162,22 @@ impl SamplingParams {
         if let Some(value) = given(body, SEED) {
             params.seed = Some(integer(SEED, value, || seed_out_of_range(value.to_string()))?);
         }
+        if let Some(value) = given(body, LOGIT_BIAS) {
+            let not_biases = || SamplingError::NotBiases { found: value.to_string() };
+            for (id, bias) in value.as_object().ok_or_else(not_biases)? {
+                let (id, bias) = (id.parse().ok(), bias.as_f64());
+                let (Some(id), Some(bias)) = (id, bias) else { return Err(not_biases()) };
+                params.logit_bias.insert(id, bias);
+            }
+        }
         params.validate()?;
         Ok(params)
+    }
+
+    /// The parameters of choice `index` of several to one request, counted from 0: its seed is [`choice_seed`].
+    #[must_use]
+    pub fn for_choice(&self, index: u32) -> Self {
+        Self { seed: self.seed.map(|seed| choice_seed(seed, index)), ..self.clone() }
     }
 
     /// Checks every range.
@@ -155,6 +191,12 @@ impl SamplingParams {
         check(REPETITION, self.repetition_penalty, "0.1 (inclusive) and 2 (inclusive)", |x| (0.1..=2.0).contains(&x))?;
         check(PRESENCE, self.presence_penalty, "-2 (inclusive) and 2 (inclusive)", |x| (-2.0..=2.0).contains(&x))?;
         check(FREQUENCY, self.frequency_penalty, "-2 (inclusive) and 2 (inclusive)", |x| (-2.0..=2.0).contains(&x))?;
+        for bias in self.logit_bias.values() {
+            check(LOGIT_BIAS, *bias, "-100 (inclusive) and 100 (inclusive)", |x| (-100.0..=100.0).contains(&x))?;
+        }
+        if self.logit_bias.len() > MAX_BIASES {
+            return Err(SamplingError::TooManyBiases { found: self.logit_bias.len(), limit: MAX_BIASES });
+        }
         match (self.seed, self.penalty_window) {
             (Some(seed), _) if seed > MAX_SEED => Err(seed_out_of_range(seed.to_string())),
             (_, Some(0)) => Err(SamplingError::OutOfRange {
@@ -175,7 +217,7 @@ impl SamplingParams {
     /// Whether the choice is the plain argmax.
     #[must_use]
     pub fn is_greedy(&self) -> bool {
-        !self.penalizes() && (self.temperature == 0.0 || self.top_k == 1)
+        !self.penalizes() && self.logit_bias.is_empty() && (self.temperature == 0.0 || self.top_k == 1)
     }
 
     /// Whether a second run gives the same tokens.
@@ -197,6 +239,19 @@ impl SamplingParams {
             _ => self.repetition_penalty,
         }
     }
+}
+
+/// The seed of choice `index` of a request with the seed `seed`: of the first one the seed itself, of another the first 63
+/// bits of `SplitMix64` in the state `seed + index × 0x9E3779B97F4A7C15`.
+#[must_use]
+pub fn choice_seed(seed: u64, index: u32) -> u64 {
+    if index == 0 {
+        return seed;
+    }
+    let mut z = seed.wrapping_add(u64::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (z ^ (z >> 31)) >> 1
 }
 
 fn given<'a>(body: &'a serde_json::Map<String, Value>, field: &str) -> Option<&'a Value> {
@@ -237,4 +292,5 @@ const REPETITION: &str = "repetition_penalty";
 const PRESENCE: &str = "presence_penalty";
 const FREQUENCY: &str = "frequency_penalty";
 const SEED: &str = "seed";
+const LOGIT_BIAS: &str = "logit_bias";
 pub(super) const MAX_SEED: u64 = i64::MAX as u64;

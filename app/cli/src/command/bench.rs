@@ -2,6 +2,7 @@
 
 use crate::Host;
 use crate::args::BenchArgs;
+use crate::command::parallel::parallel;
 use crate::command::run::peak_memory_bytes;
 use crate::error::CliError;
 use crate::session::{Plan, plan};
@@ -13,12 +14,15 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// Ids of the warm-up: enough to touch every weight and to wake the threads.
-const WARM_UP_TOKENS: u32 = 8;
+pub(super) const WARM_UP_TOKENS: u32 = 8;
 
 pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let started = Instant::now();
     if args.ttft.is_some() || args.ttft_text.is_some() {
         return first_token(host, args, started);
+    }
+    if !args.parallel.is_empty() {
+        return parallel(host, args);
     }
     let mut args = args.clone();
     let needed = needed_positions(&args)?;
@@ -58,7 +62,7 @@ pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
 }
 
 /// Positions of the largest test.
-fn needed_positions(args: &BenchArgs) -> Result<u32, CliError> {
+pub(super) fn needed_positions(args: &BenchArgs) -> Result<u32, CliError> {
     let deepest = args.depths.iter().copied().max().unwrap_or(0);
     let deepest = deepest.checked_add(args.tg).ok_or_else(|| {
         CliError::Usage(format!("--depths {deepest} and --tg {} are more positions than can be counted", args.tg))
@@ -178,7 +182,7 @@ impl<'a> Bed<'a> {
     }
 }
 
-fn stepper(plan: &Plan) -> Result<Box<dyn Stepper>, CliError> {
+pub(super) fn stepper(plan: &Plan) -> Result<Box<dyn Stepper>, CliError> {
     match plan.open()? {
         Session::Stepper(stepper) => Ok(stepper),
         Session::Generator(_) => {
@@ -189,7 +193,7 @@ fn stepper(plan: &Plan) -> Result<Box<dyn Stepper>, CliError> {
 
 /// Ids of a linear congruential generator: `s = s·6364136223846793005 + 1442695040888963407` from 42, id = `(s >> 33) mod
 /// vocabulary`.
-fn ids(count: u32, vocab_size: usize) -> Vec<TokenId> {
+pub(super) fn ids(count: u32, vocab_size: usize) -> Vec<TokenId> {
     let mut state = 42u64;
     (0..count)
         .map(|_| {
@@ -199,13 +203,13 @@ fn ids(count: u32, vocab_size: usize) -> Vec<TokenId> {
         .collect()
 }
 
-fn median(values: &mut [f64]) -> f64 {
+pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-fn round(value: f64) -> f64 {
+pub(super) fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 

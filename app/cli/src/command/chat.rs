@@ -72,16 +72,16 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
                     Ok(answer) => {
                         say("\n")?;
                         if args.stats {
-                            host.voice.note(stats_line(&answer.generation.stats));
+                            host.voice.note(stats_line(&answer.stats));
                         }
                         tell_phases(&host, &generator);
                         // Templates leave out the thoughts of earlier turns, or look for them under their own name.
-                        let mut message = ChatMessage::new("assistant", answer.thoughts.answer);
-                        if !answer.thoughts.reasoning.is_empty() {
-                            message.extra.insert("reasoning_content".to_owned(), answer.thoughts.reasoning.into());
+                        let mut message = ChatMessage::new("assistant", answer.text);
+                        if !answer.reasoning.is_empty() {
+                            message.extra.insert("reasoning_content".to_owned(), answer.reasoning.into());
                         }
                         messages.push(message);
-                        last = Some(answer.generation.stats);
+                        last = Some(answer.stats);
                     }
                     // The turn is taken back, so that the conversation stays sound.
                     Err(error) => {

@@ -3,18 +3,23 @@
 use crate::Host;
 use crate::args::InspectArgs;
 use crate::command::inspect_package::inspect_package;
+use crate::command::eval::{ReportFormat, write};
+use crate::command::routes::outcome;
 use crate::error::CliError;
-use crate::session::locate;
-use crate::terminal::{bytes_text, say};
+use crate::session::{locate, registry};
+use crate::terminal::bytes_text;
 use npuhal_models::gguf::GgufFile;
 use npuhal_models::package::is_package;
 use npuhal_models::q4nx::Q4nxFile;
 use npuhal_models::q4nx::directory::MODEL_FILE;
 use npuhal_models::q4nx::stamp::{Stamp, StampState};
+use npuhal_models::store::{Presence, StoreError};
 use npuhal_models::summary::{Amount, ModelSummary};
 use npuhal_models::template::ChatTemplate;
 use npuhal_models::vocabulary::{TokenKind, Vocabulary};
-use npuhal_models::{ModelConfig, ModelSource};
+use npuhal_models::{Catalogue, ModelConfig, ModelSource, Store};
+use npuhal_registry::selection::RouteReport;
+use npuhal_registry::{Request, select};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -28,29 +33,40 @@ pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     if path.is_dir() {
         return directory(host, &path, args);
     }
+    let (integrity, is_wrong) = integrity(host, &path, args.verify_checksums)?;
     let file = GgufFile::open(&path)?;
     // Where the header is sound, what is in it helps to see why the model cannot be run.
     let (mut report, problem) = match file.model() {
-        Ok(model) => (model_report(&file, &model), None),
+        Ok(model) => {
+            let mut report = model_report(&file, &model);
+            extend(&mut report, [("routes".to_owned(), routes(host, &model)?)]);
+            (report, None)
+        }
         Err(error) => (file_report(&file), Some(error)),
     };
+    extend(&mut report, [("integrity".to_owned(), integrity)]);
     if args.all {
         extend(&mut report, contents(&file));
     }
-    say(&render(&report, args.json))?;
-    problem.map_or(Ok(()), |error| Err(error.into()))
+    show(&report, args)?;
+    match problem {
+        Some(error) => Err(error.into()),
+        None if is_wrong => Err(CliError::Verdict(2)),
+        None => Ok(()),
+    }
 }
 
 /// A Q4NX directory, or an xdna1 package.
 fn directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), CliError> {
     if is_package(path) {
-        return inspect_package(host, path, args, render);
+        return inspect_package(host, path, args, show);
     }
     let file = Q4nxFile::open(&path.join(MODEL_FILE))?;
     let mut report = directory_report(path, &file);
     let model = ModelSource::open(path);
     if let Ok(model) = &model {
         extend(&mut report, model_parts(model).map(|(name, part)| (name.to_owned(), part)));
+        extend(&mut report, [("routes".to_owned(), routes(host, model)?)]);
     }
     if args.all {
         let tensors: Map<String, Value> = file
@@ -63,7 +79,7 @@ fn directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), CliErro
             .collect();
         extend(&mut report, [("tensor_list".to_owned(), Value::Object(tensors))]);
     }
-    say(&render(&report, args.json))?;
+    show(&report, args)?;
     // What is in the file helps to see why the model cannot be run.
     model.map(drop).map_err(CliError::from)
 }
@@ -231,8 +247,87 @@ fn contents(file: &GgufFile) -> [(String, Value); 2] {
     [("metadata".to_owned(), metadata.into()), ("tensor_list".to_owned(), tensors.into())]
 }
 
-fn render(report: &Value, as_json: bool) -> String {
-    if as_json { format!("{report:#}\n") } else { text(report, 0) }
+/// Prints the report, or writes it to a file, in the form that was asked for.
+fn show(report: &Value, args: &InspectArgs) -> Result<(), CliError> {
+    let form = if args.json { ReportFormat::Json } else { args.format };
+    let text = match form {
+        ReportFormat::Json => format!("{report:#}\n"),
+        ReportFormat::Text => text(report, 0),
+        ReportFormat::Markdown => markdown(report),
+    };
+    write(&text, args.output.as_deref())
+}
+
+/// Which routes run the model here, and why the others do not.
+fn routes(host: &Host, model: &ModelSource) -> Result<Value, CliError> {
+    let registry = registry(host)?;
+    let decision = match select(&registry, model, &Request::default()) {
+        Ok(choice) => choice.decision,
+        Err(error) => *error.decision,
+    };
+    let line = |report: &RouteReport| {
+        let (state, reason, service) = outcome(&report.outcome);
+        let mut line = state.to_owned();
+        line.extend(reason.map(|reason| format!(": {reason}")));
+        if let Some(service) = service {
+            line.push_str(&format!(", on {}, {} positions", service.device, service.window));
+            line.extend(service.memory_bytes.map(|bytes| format!(", {} with a full KV cache", bytes_text(bytes))));
+        }
+        (report.name.clone(), Value::String(line))
+    };
+    Ok(Value::Object(decision.routes.iter().map(line).collect()))
+}
+
+/// What is known of the file's bytes, and whether they are wrong. One of the catalogue has a stated size and checksum.
+fn integrity(host: &Host, path: &Path, verify: bool) -> Result<(Value, bool), CliError> {
+    let store = Store::locate(host.global.models_dir.as_deref())?;
+    let entry = Catalogue::builtin().entries().iter().find(|entry| store.path_of(entry) == path);
+    let Some(entry) = entry else {
+        let state =
+            "every tensor lies within the file; it is none of the catalogue, so there is no checksum to compare";
+        return Ok((json!({ "state": state }), false));
+    };
+    let stated =
+        json!({ "catalogue": entry.name, "size": bytes_text(entry.size_bytes), "sha256": entry.sha256.to_string() });
+    let (state, is_wrong) = if verify {
+        let bar = host.voice.bar(entry.size_bytes, &entry.name);
+        let verified = store.verify(entry, &host.control, &mut |bytes| bar.set_position(bytes));
+        bar.finish_and_clear();
+        match verified {
+            Ok(()) => ("the checksum is right".to_owned(), false),
+            Err(error @ (StoreError::WrongSize { .. } | StoreError::WrongChecksum { .. })) => (error.to_string(), true),
+            Err(error) => return Err(error.into()),
+        }
+    } else {
+        match store.presence(entry) {
+            Presence::Verified => ("the checksum was right when it was last read".to_owned(), false),
+            Presence::WrongSize { found_bytes } => (format!("wrong: it has {found_bytes} bytes"), true),
+            _ => ("the size is right; --verify-checksums reads it".to_owned(), false),
+        }
+    };
+    let mut integrity = json!({ "state": state });
+    extend(&mut integrity, stated.as_object().cloned().unwrap_or_default());
+    Ok((integrity, is_wrong))
+}
+
+/// An object as a document: plain entries in a table, each object in one of its own.
+fn markdown(report: &Value) -> String {
+    let Some(object) = report.as_object() else { return String::new() };
+    let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+    let table = |entries: Vec<(&String, &Value)>| {
+        let mut lines = String::from("| | |\n|---|---|\n");
+        for (name, value) in entries {
+            lines.push_str(&format!("| {} | {} |\n", cell(name), cell(&plain(value))));
+        }
+        lines
+    };
+    let (parts, plain_entries): (Vec<_>, Vec<_>) = object.iter().partition(|(_, value)| value.is_object());
+    let mut text = format!("# Model\n\n{}", table(plain_entries));
+    for (name, part) in parts {
+        let entries = part.as_object().into_iter().flatten().collect();
+        text.push_str(&format!("\n## {}\n\n{}", name.replace('_', " "), table(entries)));
+    }
+    text
 }
 
 /// An object as indented lines, names in front.

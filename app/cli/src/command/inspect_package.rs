@@ -26,10 +26,10 @@ pub(crate) fn inspect_package(
     host: &Host,
     path: &Path,
     args: &InspectArgs,
-    render: impl Fn(&Value, bool) -> String,
+    show: impl Fn(&Value, &InspectArgs) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let report = report(host, path, args.verify_checksums)?;
-    say(&render(&report, args.json))?;
+    show(&report, args)?;
     if report["integrity"]["valid"] == json!(true) { Ok(()) } else { Err(CliError::Verdict(2)) }
 }
 

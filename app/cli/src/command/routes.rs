@@ -152,7 +152,8 @@ fn json_routes(registry: &Registry, model: &ModelSource, decision: &Decision, op
     decision.routes.iter().enumerate().map(row).collect()
 }
 
-fn outcome(outcome: &RouteOutcome) -> (&'static str, Option<String>, Option<&Service>) {
+/// What became of a route: its state, the reason, and how it serves.
+pub(super) fn outcome(outcome: &RouteOutcome) -> (&'static str, Option<String>, Option<&Service>) {
     let reason = |decline: &Decline| decline.reason().map(ToString::to_string);
     match outcome {
         RouteOutcome::Shadowed { by } => ("shadowed", Some(format!("by the {by}")), None),

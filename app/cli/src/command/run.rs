@@ -10,10 +10,11 @@ use crate::thoughts::{self, Speaker};
 use crate::window::{Prompter, fitted_text};
 use npuhal_core::RunError;
 use npuhal_core::stage::PhaseTime;
-use npuhal_models::generate::{GenerateError, Generation, TextGenerator};
+use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, MAX_CHOICES, TextGenerator};
+use npuhal_models::logprobs::{Alternative, MAX_TOP_LOGPROBS, TokenLogprob};
+use npuhal_models::sequence::{Echo, GenerationRequest, Piece};
 use npuhal_models::stats::GenerationStats;
 use npuhal_models::template::ChatMessage;
-use npuhal_models::thinking::{ThoughtfulAnswer, Thoughts};
 use npuhal_models::{Specials, Tokenizer};
 use std::io::{self, IsTerminal, Read};
 use std::ops::ControlFlow;
@@ -25,9 +26,7 @@ const USUAL_ANSWER_TOKENS: u32 = 128;
 
 pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     args.generation.check()?;
-    if args.raw && args.generation.system.is_some() {
-        return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".to_owned()));
-    }
+    check(&args)?;
     let Some(prompt) = prompt(&args.prompt)? else {
         if args.raw {
             return Err(CliError::Usage("--raw continues a prompt; give one, or pipe it".to_owned()));
@@ -38,13 +37,12 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     let prepared = prepare(host, &args.model)?;
     let tokenizer = prepared.tokenizer(host)?;
     let answer_tokens = args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS);
-    let (generator, answer) = if args.raw {
+    let (mut generator, ids) = if args.raw {
         let ids = raw_ids(&tokenizer, &prompt)?;
         let plan = prepared.choose_for(host, ids.len(), answer_tokens)?;
-        let mut generator = TextGenerator::new(plan.open()?);
+        let generator = TextGenerator::new(plan.open()?);
         let ids = fitted_text(host, &args.generation, ids, generator.positions())?;
-        let answer = continuation(host, &args.generation, &mut generator, &tokenizer, ids)?;
-        (generator, answer)
+        (generator, ids)
     } else {
         let mut messages = Vec::new();
         messages.extend(args.generation.system.as_deref().map(|system| ChatMessage::new("system", system)));
@@ -52,19 +50,119 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         let prompter = Prompter::new(&prepared.model, &tokenizer)?;
         let whole = prompter.whole(&args.generation, &messages)?.len();
         let plan = prepared.choose_for(host, whole, answer_tokens)?;
-        let mut generator = TextGenerator::new(plan.open()?);
+        let generator = TextGenerator::new(plan.open()?);
         let ids = prompter.fitted(host, &args.generation, &messages, generator.positions())?;
-        let answer = answer(host, &args.generation, &mut generator, &tokenizer, ids)?.generation;
-        (generator, answer)
+        (generator, ids)
     };
-    if !answer.text.ends_with('\n') {
-        say("\n")?;
+    let mut request = args.generation.request(ids, generator.positions())?;
+    request.logprobs = args.logprobs;
+    request.echo = args.echo.then_some(Echo { text: prompt, is_scored: true });
+    if !args.raw {
+        request.thinking = Some(thoughts::thinking(&args.generation, &tokenizer, &request.prompt)?);
     }
-    if args.generation.stats {
-        host.voice.note(stats_line(&answer.stats));
-    }
+    let mut printer = Printer::new(host, &args);
+    let done = generator.generate_choices(&request, args.choices, &tokenizer, &mut printer, &host.control);
+    printer.finish()?;
+    done.map(drop).map_err(of_generation)?;
     tell_phases(host, &generator);
     Ok(())
+}
+
+/// Finds out usage errors before a model is fetched or loaded.
+fn check(args: &RunArgs) -> Result<(), CliError> {
+    if args.raw && args.generation.system.is_some() {
+        return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".to_owned()));
+    }
+    if !(1..=MAX_CHOICES).contains(&args.choices) {
+        return Err(CliError::Usage(format!("--n must be between 1 and {MAX_CHOICES}; found {}", args.choices)));
+    }
+    match args.logprobs {
+        Some(found) if found > MAX_TOP_LOGPROBS => {
+            Err(CliError::Usage(format!("--logprobs must be between 0 and {MAX_TOP_LOGPROBS}; found {found}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints answers as they come.
+struct Printer<'h> {
+    host: &'h Host,
+    args: &'h RunArgs,
+    speaker: Speaker,
+    choice: Option<usize>,
+    entries: Vec<TokenLogprob>,
+    written: io::Result<()>,
+}
+
+impl<'h> Printer<'h> {
+    fn new(host: &'h Host, args: &'h RunArgs) -> Self {
+        let speaker = Speaker::new(&args.generation);
+        Self { host, args, speaker, choice: None, entries: Vec::new(), written: Ok(()) }
+    }
+
+    fn say(&mut self, choice: usize, piece: &Piece) -> io::Result<()> {
+        self.head(choice)?;
+        self.entries.extend_from_slice(&piece.logprobs);
+        self.speaker.say(piece)
+    }
+
+    /// Tells which answer begins, where there are several.
+    fn head(&mut self, choice: usize) -> io::Result<()> {
+        if self.choice == Some(choice) {
+            return Ok(());
+        }
+        self.choice = Some(choice);
+        let choices = self.args.choices;
+        if choices == 1 { Ok(()) } else { say(&format!("[{}/{choices}]\n", choice + 1)) }
+    }
+
+    fn tail(&mut self, choice: usize, generation: &Generation) -> io::Result<()> {
+        self.head(choice)?;
+        self.speaker.finish()?;
+        if !generation.text.ends_with('\n') {
+            say("\n")?;
+        }
+        if self.args.logprobs.is_some() {
+            say(&logprobs_text(&std::mem::take(&mut self.entries)))?;
+        }
+        if self.args.generation.stats {
+            self.host.voice.note(stats_line(&generation.stats));
+        }
+        Ok(())
+    }
+
+    /// What writing came to.
+    fn finish(mut self) -> io::Result<()> {
+        std::mem::replace(&mut self.written, Ok(())).and(self.speaker.finish())
+    }
+}
+
+impl ChoiceReceiver for Printer<'_> {
+    fn on_piece(&mut self, choice: usize, piece: &Piece) -> ControlFlow<()> {
+        self.written = self.say(choice, piece);
+        if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn on_end(&mut self, choice: usize, generation: &Generation) {
+        if self.written.is_ok() {
+            self.written = self.tail(choice, generation);
+        }
+    }
+}
+
+/// A line for each token: its log probability, its text, and the likeliest tokens in its place.
+fn logprobs_text(entries: &[TokenLogprob]) -> String {
+    let text = |token: &Alternative| format!("{:?}", token.token);
+    let width = entries.iter().map(|entry| text(&entry.chosen).chars().count()).max().unwrap_or(0);
+    let mut lines = String::new();
+    for entry in entries {
+        let others: Vec<String> =
+            entry.top.iter().map(|other| format!("{} {:.3}", text(other), other.logprob)).collect();
+        let line = format!("{:9.4}  {:width$}  {}", entry.chosen.logprob, text(&entry.chosen), others.join("  "));
+        lines.push_str(line.trim_end());
+        lines.push('\n');
+    }
+    lines
 }
 
 /// Where the time went, where the session measures it (`--npu-opt profile=on`).
@@ -86,36 +184,17 @@ pub(crate) fn answer(
     generator: &mut TextGenerator,
     tokenizer: &Tokenizer,
     prompt: Vec<u32>,
-) -> Result<ThoughtfulAnswer, CliError> {
-    let thinking = thoughts::thinking(args, tokenizer, &prompt)?;
-    let request = args.request(prompt, generator.positions())?;
+) -> Result<Generation, CliError> {
+    let thinking = Some(thoughts::thinking(args, tokenizer, &prompt)?);
+    let request = GenerationRequest { thinking, ..args.request(prompt, generator.positions())? };
     let mut speaker = Speaker::new(args);
     let mut written = Ok(());
-    let mut receiver = |part: &Thoughts| {
-        written = speaker.say(part);
-        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    };
-    let result = generator.generate_with_thoughts(&request, tokenizer, &thinking, &mut receiver, &host.control);
-    written.and(speaker.finish())?;
-    result.map_err(of_generation)
-}
-
-/// Generates and prints what follows `prompt` as it comes.
-fn continuation(
-    host: &Host,
-    args: &GenerationArgs,
-    generator: &mut TextGenerator,
-    tokenizer: &Tokenizer,
-    prompt: Vec<u32>,
-) -> Result<Generation, CliError> {
-    let request = args.request(prompt, generator.positions())?;
-    let mut written = Ok(());
-    let mut receiver = |piece: &npuhal_models::sequence::Piece| {
-        written = say(&piece.text);
+    let mut receiver = |piece: &Piece| {
+        written = speaker.say(piece);
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     let result = generator.generate(&request, tokenizer, &mut receiver, &host.control);
-    written?;
+    written.and(speaker.finish())?;
     result.map_err(of_generation)
 }
 
@@ -139,6 +218,9 @@ pub(crate) fn stats_line(stats: &GenerationStats) -> String {
         rate(stats.decode_tokens_per_second()),
         stats.finish_reason,
     );
+    if let Some(speculation) = &stats.speculation {
+        line.push_str(&format!("; {speculation}"));
+    }
     if let Some(seed) = stats.sampling.seed {
         line.push_str(&format!("; seed {seed}"));
     }
@@ -155,7 +237,8 @@ pub(crate) fn peak_memory_bytes() -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-fn raw_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, CliError> {
+/// The ids of `prompt` as plain text, behind what begins a text.
+pub(crate) fn raw_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, CliError> {
     let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
     tokenizer.encode_into(prompt, Specials::Parse, &mut ids)?;
     Ok(ids)

@@ -1,0 +1,206 @@
+//! A client of servers with the OpenAI interface.
+//!
+//! An address is `http` or `https` with a host and without user information. With a key, plain `http` is taken to this
+//! machine only. No redirect is followed, so that a key goes nowhere but to the address that was given. This machine is
+//! never asked through a proxy.
+
+use serde_json::Value;
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+use thiserror::Error;
+use ureq::http::{Response, StatusCode, Uri, header};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
+/// Why a server did not answer as wanted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub(crate) enum ApiError {
+    #[error("'{url}' is not the address of a server: {reason}; wanted http://HOST:PORT or https://HOST")]
+    BadUrl { url: String, reason: String },
+    #[error(
+        "{url} is not encrypted, and the API key would be sent for all to read; use https, or a server on this machine"
+    )]
+    KeyInTheOpen { url: String },
+    #[error("the API key has characters that cannot be sent")]
+    BadKey,
+    #[error("{url}: {reason}; is the server running?")]
+    Unreachable { url: String, reason: String },
+    #[error("{url}: answers with a redirect ({status}), which is not followed; give the address it leads to")]
+    Redirect { url: String, status: u16 },
+    #[error("{url}: status {status}: {message}")]
+    Status { url: String, status: u16, message: String },
+    #[error("{url}: the answer is not what was wanted: {reason}")]
+    BadAnswer { url: String, reason: String },
+}
+
+/// A server.
+pub(crate) struct Client {
+    base: String,
+    key: Option<String>,
+    agent: Agent,
+}
+
+impl fmt::Debug for Client {
+    /// The key is not printed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("base", &self.base).field("has_key", &self.key.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client of the server at `url`, which may end in `/v1`; nothing is sent yet. `patience` is how long an answer may take.
+    ///
+    /// # Errors
+    /// [`ApiError::BadUrl`], [`ApiError::KeyInTheOpen`], [`ApiError::BadKey`].
+    pub(crate) fn new(url: &str, key: Option<String>, patience: Duration) -> Result<Self, ApiError> {
+        let bad = |reason: &str| ApiError::BadUrl { url: without_user(url), reason: reason.to_owned() };
+        let uri: Uri = url.trim().parse().map_err(|_| bad("it cannot be read"))?;
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| bad("it has no host"))?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(bad("it does not begin with http:// or https://"));
+        }
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(bad("it holds a user name; give a key with --api-key instead"));
+        }
+        if uri.query().is_some() {
+            return Err(bad("it has a query"));
+        }
+        let is_local = is_loopback(host);
+        if key.is_some() && uri.scheme_str() == Some("http") && !is_local {
+            return Err(ApiError::KeyInTheOpen { url: url.to_owned() });
+        }
+        if key.as_ref().is_some_and(|key| key.is_empty() || !key.bytes().all(|byte| (0x21..=0x7e).contains(&byte))) {
+            return Err(ApiError::BadKey);
+        }
+        let mut config = Agent::config_builder()
+            .tls_config(TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build())
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("npuhal/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(patience))
+            .timeout_per_read(Some(patience));
+        if is_local {
+            config = config.proxy(None);
+        }
+        let base = url.trim().trim_end_matches('/');
+        let base = base.strip_suffix("/v1").unwrap_or(base).trim_end_matches('/').to_owned();
+        Ok(Self { base, key, agent: Agent::new_with_config(config.build()) })
+    }
+
+    /// The address of the server.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The ids of the server's models.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub(crate) fn models(&self) -> Result<Vec<String>, ApiError> {
+        let path = "/v1/models";
+        let request = self.agent.get(self.url(path));
+        let request = match self.authorization() {
+            Some(value) => request.header(header::AUTHORIZATION, value),
+            None => request,
+        };
+        let answer = self.read(path, request.call())?;
+        let models = answer["data"].as_array().ok_or_else(|| self.bad_answer(path, "it has no array 'data'"))?;
+        Ok(models.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// Sends `body` and returns the JSON answer.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, ApiError> {
+        let request = self.agent.post(self.url(path)).header(header::CONTENT_TYPE, "application/json");
+        let request = match self.authorization() {
+            Some(value) => request.header(header::AUTHORIZATION, value),
+            None => request,
+        };
+        self.read(path, request.send(body.to_string().as_bytes()))
+    }
+
+    /// An answer that came, and is not what was wanted.
+    pub(crate) fn bad_answer(&self, path: &str, reason: impl Into<String>) -> ApiError {
+        ApiError::BadAnswer { url: self.url(path), reason: reason.into() }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    fn authorization(&self) -> Option<String> {
+        self.key.as_ref().map(|key| format!("Bearer {key}"))
+    }
+
+    fn read(&self, path: &str, sent: Result<Response<Body>, ureq::Error>) -> Result<Value, ApiError> {
+        let url = self.url(path);
+        let response = sent.map_err(|error| ApiError::Unreachable { url: url.clone(), reason: error.to_string() })?;
+        let status = response.status();
+        if status.is_redirection() {
+            return Err(ApiError::Redirect { url, status: status.as_u16() });
+        }
+        let body = response.into_body().into_with_config().limit(ANSWER_LIMIT_BYTES).read_to_vec();
+        let body = body.map_err(|error| self.bad_answer(path, error.to_string()))?;
+        let json = serde_json::from_slice::<Value>(&body);
+        if status != StatusCode::OK {
+            let said = json.ok().and_then(|json| json["error"]["message"].as_str().map(str::to_owned));
+            let message = said.unwrap_or_else(|| status.canonical_reason().unwrap_or("no message").to_owned());
+            return Err(ApiError::Status { url, status: status.as_u16(), message });
+        }
+        json.map_err(|error| self.bad_answer(path, format!("it is no JSON: {error}")))
+    }
+}
+
+/// An address without what may be a password.
+fn without_user(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest[..end].rfind('@') {
+        Some(at) => format!("{scheme}://…{}", &rest[at..]),
+        None => url.to_owned(),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_LIMIT_BYTES: u64 = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_go_to_encrypted_or_local_servers_only() {
+        let client = |url: &str, key: Option<&str>| Client::new(url, key.map(str::to_owned), CONNECT_TIMEOUT);
+        for url in ["http://127.0.0.1:8000", "http://localhost:8000/v1/", "http://[::1]:80", "https://host.test"] {
+            assert!(client(url, Some("secret")).is_ok(), "{url}");
+        }
+        assert_eq!(
+            client("http://localhost:8000/v1/", None).unwrap().url("/v1/models"),
+            "http://localhost:8000/v1/models"
+        );
+        assert_eq!(client("https://host.test/api", None).unwrap().base(), "https://host.test/api");
+        for url in ["http://host.test", "http://10.0.0.1:8000", "http://127.0.0.1.host.test"] {
+            assert!(matches!(client(url, Some("secret")), Err(ApiError::KeyInTheOpen { .. })), "{url}");
+            assert!(client(url, None).is_ok(), "{url}");
+        }
+        for url in ["", "host", "ftp://host.test", "http://", "https://user:pw@host.test", "http://h.test/?a=b", "/x"] {
+            let error = client(url, None).unwrap_err().to_string();
+            assert!(error.contains("is not the address of a server") && !error.contains("pw"), "{error}");
+        }
+        for key in ["", "a b", "a\r\nb", "ü"] {
+            assert!(matches!(client("https://host.test", Some(key)), Err(ApiError::BadKey)), "{key:?}");
+        }
+        assert!(!format!("{:?}", client("https://host.test", Some("secret")).unwrap()).contains("secret"));
+    }
+}
