@@ -42,9 +42,11 @@ pub enum OptionError {
 pub enum Numerics {
     /// f64 over dequantized weights: the oracle.
     Exact,
-    /// Integer kernels over packed weights.
+    /// Integer kernels over packed weights, inputs of 15 bits.
     #[default]
     Fast,
+    /// As `Fast`, inputs of 8 bits.
+    Int8,
     /// That of the xdna1 lane's SmolLM engine, on the CPU.
     Xdna1SmolLm,
     /// That of the xdna1 lane's Qwen engine, on the CPU.
@@ -55,9 +57,10 @@ pub enum Numerics {
 
 impl Numerics {
     /// All values.
-    pub const ALL: [Self; 5] = [Self::Exact, Self::Fast, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu];
+    pub const ALL: [Self; 6] =
+        [Self::Exact, Self::Fast, Self::Int8, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu];
     /// All values, for messages.
-    pub const ALLOWED: &'static str = "exact, fast, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+    pub const ALLOWED: &'static str = "exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu";
 
     /// Name on the command line.
     #[must_use]
@@ -65,6 +68,7 @@ impl Numerics {
         match self {
             Self::Exact => "exact",
             Self::Fast => "fast",
+            Self::Int8 => "int8",
             Self::Xdna1SmolLm => "xdna1-smollm",
             Self::Xdna1Qwen => "xdna1-qwen",
             Self::Xdna1Cpu => "xdna1-cpu",
@@ -235,7 +239,7 @@ mod tests {
     fn wrong_options_name_what_is_allowed() {
         let mut options = Options::default();
         let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
-        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu";
         assert_eq!(message(options.set("numerics", "fp8", &[])), allowed);
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(

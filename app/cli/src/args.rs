@@ -96,7 +96,7 @@ pub(crate) struct SessionArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
 
-    /// Arithmetic of the CPU: fast, exact (the slow reference), or that of an NPU lane: xdna1-smollm, xdna1-qwen, xdna1-cpu
+    /// Arithmetic of the CPU: fast, int8 (faster and coarser), exact (the slow reference), or that of an NPU lane: xdna1-smollm, xdna1-qwen, xdna1-cpu
     #[arg(long, value_name = "NAME", default_value = "fast")]
     pub(crate) numerics: String,
 
@@ -390,6 +390,10 @@ pub(crate) struct BenchArgs {
     /// Context lengths at which decoding starts
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0,512")]
     pub(crate) depths: Vec<u32>,
+
+    /// Numbers of sequences that are decoded together, each from its own start; the rate is that of all
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub(crate) batch: Vec<u32>,
 
     /// Repeat every test this often and report medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]

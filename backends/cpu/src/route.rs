@@ -1,5 +1,6 @@
 //! The CPU's route and device factory.
 
+use crate::activations::Precision;
 use crate::config::check_config;
 use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
 use crate::exact::{ExactOptions, ExactSegment};
@@ -91,7 +92,7 @@ fn offer(numerics: Numerics) -> Result<Offer, String> {
             Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 4, instructions: "" })
         }
         Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
-        Numerics::Fast => {
+        Numerics::Fast | Numerics::Int8 => {
             Ok(Offer { speed: SpeedClass::Cpu, kv_element_bytes: 2, instructions: Features::detect().name() })
         }
         other => Err(format!("numerics {other} is not one of this backend; available: {}", Numerics::ALLOWED)),
@@ -174,8 +175,9 @@ fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteEr
             let segment = ExactSegment::open(model, span, exact);
             Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }
-        Numerics::Fast => {
-            let fast = CpuOptions { sequences, ..CpuOptions::new(positions, threads(options).get()) };
+        Numerics::Fast | Numerics::Int8 => {
+            let precision = if options.numerics == Numerics::Int8 { Precision::Bits8 } else { Precision::Bits15 };
+            let fast = CpuOptions { sequences, precision, ..CpuOptions::new(positions, threads(options).get()) };
             let segment = FastSegment::load(model, span, fast);
             Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }

@@ -1,6 +1,6 @@
 //! The kernels of one instruction set, as a table of function pointers.
 
-use crate::activations::{BLOCK, SplitBlock, WideBlock};
+use crate::activations::{BLOCK, ByteBlock, SplitBlock, WideBlock};
 use crate::attention::{self, ChunkJob};
 use crate::gemm::{self, PanelJob};
 use crate::gemv::{self, GemvJob};
@@ -20,9 +20,14 @@ pub struct KernelTable {
     pub(crate) name: &'static str,
     pub(crate) gemv: fn(WeightType) -> GemvKernel,
     pub(crate) panel: fn(WeightType) -> PanelKernel,
+    /// For inputs of 8 bits, of the types that take them.
+    pub(crate) byte_gemv: fn(WeightType) -> GemvKernel,
+    /// For inputs of 8 bits, of the types that take them.
+    pub(crate) byte_panel: fn(WeightType) -> PanelKernel,
     pub(crate) chunk: ChunkKernel,
     quantize_split: unsafe fn(&[f32], &mut [SplitBlock]),
     quantize_wide: unsafe fn(&[f32], &mut [WideBlock]),
+    quantize_byte: unsafe fn(&[f32], &mut [ByteBlock]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
 }
@@ -31,9 +36,12 @@ pub(crate) static PORTABLE: KernelTable = KernelTable {
     name: "portable",
     gemv: gemv::portable::kernel,
     panel: gemm::portable::kernel,
+    byte_gemv: gemv::portable::byte_kernel,
+    byte_panel: gemm::portable::byte_kernel,
     chunk: attention::portable::chunk,
     quantize_split: activations::portable::quantize_split,
     quantize_wide: activations::portable::quantize_wide,
+    quantize_byte: activations::portable::quantize_byte,
     swiglu: elementwise::swiglu,
     rms_norm: elementwise::rms_norm,
 };
@@ -43,9 +51,12 @@ pub(crate) static AVX2: KernelTable = KernelTable {
     name: "avx2",
     gemv: gemv::avx2::kernel,
     panel: gemm::avx2::kernel,
+    byte_gemv: gemv::bytes::byte_kernel,
+    byte_panel: gemm::bytes::byte_kernel,
     chunk: attention::avx2::chunk,
     quantize_split: activations::avx2::quantize_split,
     quantize_wide: activations::avx2::quantize_wide,
+    quantize_byte: activations::avx2::quantize_byte,
     swiglu: elementwise::avx2::swiglu,
     rms_norm: elementwise::avx2::rms_norm,
 };
@@ -74,6 +85,19 @@ impl KernelTable {
         #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
         unsafe {
             (self.quantize_wide)(x, out);
+        }
+    }
+
+    /// Quantizes `x` in blocks of 32; as many blocks as `out` has.
+    ///
+    /// # Panics
+    /// When `x` is not 32 times as long as `out`.
+    pub fn quantize_byte(&self, x: &[f32], out: &mut [ByteBlock]) {
+        assert_eq!(x.len(), out.len() * BLOCK);
+        // SAFETY: as in `quantize_split`.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.quantize_byte)(x, out);
         }
     }
 

@@ -39,21 +39,32 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8])
         // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are not stored.
         unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
     }
+    for_tiles(job, |token, count, sums| {
+        // SAFETY: `count` input rows from `token` on; the panel is unpacked.
+        unsafe {
+            let input = job.wide.add(token * blocks);
+            match count {
+                3 => tile3::<MINIMUM>(panel, input, blocks, sums),
+                2 => tile2::<MINIMUM>(panel, input, blocks, sums),
+                _ => tile1::<MINIMUM>(panel, input, blocks, sums),
+            }
+        }
+    });
+}
+
+/// Calls `tile(first input row, number of rows, sums)` for all input rows and stores what it sums up.
+#[inline(always)]
+pub(super) fn for_tiles(job: &PanelJob<'_>, tile: impl Fn(usize, usize, &mut Sums)) {
     let mut sums = Sums([0.0; 3 * PANEL_ROWS]);
     let (mut token, mut fetched) = (0, 0);
     while token < job.tokens {
         let left = job.tokens - token;
         // Three at a time; four are left as two and two.
         let count = if left == 4 { 2 } else { left.min(3) };
-        // SAFETY: `count` input rows from `token` on and their results; the panel is unpacked.
-        unsafe {
-            let input = job.wide.add(token * blocks);
-            match count {
-                3 => tile3::<MINIMUM>(panel, input, blocks, &mut sums),
-                2 => tile2::<MINIMUM>(panel, input, blocks, &mut sums),
-                _ => tile1::<MINIMUM>(panel, input, blocks, &mut sums),
-            }
-            for (index, sums) in sums.0.chunks_exact(PANEL_ROWS).take(count).enumerate() {
+        tile(token, count, &mut sums);
+        for (index, sums) in sums.0.chunks_exact(PANEL_ROWS).take(count).enumerate() {
+            // SAFETY: the results of the panel's rows for this input row.
+            unsafe {
                 let out = job.out.add((token + index) * job.stride);
                 if job.rows == PANEL_ROWS {
                     std::ptr::copy_nonoverlapping(sums.as_ptr(), out, PANEL_ROWS);
@@ -66,7 +77,8 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8])
         // The next panel comes to the cache while this one is worked on.
         let wanted = job.following.len() * token / job.tokens;
         for at in (fetched..wanted).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(job.following[at..].as_ptr().cast());
+            // SAFETY: a hint; the address is that of a byte.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(job.following[at..].as_ptr().cast()) };
         }
         fetched = wanted.next_multiple_of(64);
     }
@@ -76,8 +88,9 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8])
 const _: () = assert!(PANEL_BLOCK_BYTES == 1152 && size_of::<WideBlock>() == 80);
 const _: () = assert!(offset_of!(WideBlock, d) == 64 && offset_of!(WideBlock, s) == 68);
 
+/// Results of up to three input rows.
 #[repr(C, align(32))]
-struct Sums([f32; 3 * PANEL_ROWS]);
+pub(super) struct Sums(pub(super) [f32; 3 * PANEL_ROWS]);
 
 /// Repeats `$step!(panel offset, token offset)` for steps 1 to 15.
 macro_rules! steps {
