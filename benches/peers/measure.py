@@ -28,6 +28,10 @@ MODELS = {
     "smollm2-135m": "SmolLM2-135M-Instruct Q4_1",
     "qwen2.5-coder-0.5b": 'Qwen2.5-Coder-0.5B-Instruct "Q4_K_M"',
 }
+FILES = {
+    "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+}
 TESTS = ["pp32", "pp128", "pp512", "tg0", "tg512"]
 TEST_NAMES = {
     "pp32": "prefill 32",
@@ -196,10 +200,10 @@ class Bed:
         )
 
     def model(self, name):
-        paths = sorted((self.models / name).rglob("*.gguf")) or sorted(self.models.glob(f"{name}*.gguf"))
-        if not paths:
-            sys.exit(f"no GGUF file of {name} below {self.models}; get it with: npuhal pull {name}")
-        return str(paths[0])
+        path = self.models / FILES[name]
+        if not path.exists():
+            sys.exit(f"there is no {path}; get it with: npuhal pull {name}")
+        return str(path)
 
     def command(self, peer, model, threads, tests):
         """Command and environment of one run."""

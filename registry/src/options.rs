@@ -138,6 +138,8 @@ pub struct Options {
     pub numerics: Numerics,
     /// Threads of CPU segments; `None` is one for each processor the process may use.
     pub threads: Option<NonZeroUsize>,
+    /// Name of the instruction set of CPU segments; `None` is the best there is. The CPU backend checks it.
+    pub cpu_features: Option<String>,
     /// Positions of a sequence; `None` is the route's own default.
     pub context_positions: Option<u32>,
     /// Sequences held side by side; `None` is 1.
@@ -148,7 +150,7 @@ pub struct Options {
 
 impl Options {
     /// Keys that [`Options::set`] takes for every route.
-    pub const KEYS: [&'static str; 4] = ["numerics", "threads", "context", "sequences"];
+    pub const KEYS: [&'static str; 5] = ["numerics", "threads", "cpu-features", "context", "sequences"];
 
     /// Sets one option from text. `declared` are the further keys that routes have declared.
     ///
@@ -158,6 +160,7 @@ impl Options {
         match key {
             "numerics" => self.numerics = value.parse()?,
             "threads" => self.threads = Some(parse_count("threads", value)?),
+            "cpu-features" => self.cpu_features = Some(value.to_owned()),
             "context" => self.context_positions = Some(parse_positive("context", value)?),
             "sequences" => self.sequences = Some(parse_positive("sequences", value)?),
             _ if declared.contains(&key) => {
@@ -244,7 +247,7 @@ mod tests {
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(
             message(options.set("colour", "red", &["fw-dir"])),
-            "unknown option 'colour'; known options: numerics, threads, context, sequences, fw-dir"
+            "unknown option 'colour'; known options: numerics, threads, cpu-features, context, sequences, fw-dir"
         );
         assert!(message(options.set("threads", "0", &[])).contains("a whole number from 1"));
         assert!(message(options.set("context", "-1", &[])).contains("context cannot be '-1'"));

@@ -104,6 +104,10 @@ pub(crate) struct SessionArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
+    /// Instruction set of the CPU: portable, avx2, avx-vnni or avx512-vnni [default: NPUHAL_CPU_FEATURES, or the best there is]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) cpu_features: Option<String>,
+
     /// Positions of the context [default: the model's own]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) context: Option<u32>,

@@ -45,6 +45,8 @@ mod shares;
 pub mod span;
 pub mod table;
 pub mod twin;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 
 pub use config::ConfigError;
 pub use device::{CpuDevice, Fault};

@@ -7,6 +7,9 @@ use crate::gemv::{self, GemvJob};
 use crate::{activations, elementwise};
 use npuhal_models::WeightType;
 
+#[cfg(target_arch = "x86_64")]
+use crate::vnni;
+
 /// Product of a run of groups with one input row.
 pub type GemvKernel = unsafe fn(&GemvJob);
 /// Product of one panel of groups with many input rows.
@@ -14,8 +17,8 @@ pub type PanelKernel = unsafe fn(&PanelJob<'_>, &mut [u8]);
 /// Attention of some query heads over one page of the KV cache.
 pub type ChunkKernel = unsafe fn(&ChunkJob);
 
-/// One entry a kernel; chosen once, by [`crate::features::Features`]. The AVX2 table is only reachable where the processor
-/// has AVX2, FMA and F16C.
+/// One entry a kernel; chosen once, by [`crate::features::Features`]. A table is only reachable where the processor has its
+/// instructions.
 pub struct KernelTable {
     pub(crate) name: &'static str,
     pub(crate) gemv: fn(WeightType) -> GemvKernel,
@@ -47,7 +50,10 @@ pub(crate) static PORTABLE: KernelTable = KernelTable {
 };
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) static AVX2: KernelTable = KernelTable {
+pub(crate) static AVX2: KernelTable = AVX2_KERNELS;
+
+#[cfg(target_arch = "x86_64")]
+const AVX2_KERNELS: KernelTable = KernelTable {
     name: "avx2",
     gemv: gemv::avx2::kernel,
     panel: gemm::avx2::kernel,
@@ -59,6 +65,28 @@ pub(crate) static AVX2: KernelTable = KernelTable {
     quantize_byte: activations::avx2::quantize_byte,
     swiglu: elementwise::avx2::swiglu,
     rms_norm: elementwise::avx2::rms_norm,
+};
+
+/// The products of the VNNI kernels, the rest of AVX2.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static AVX_VNNI: KernelTable = KernelTable {
+    name: "avx-vnni",
+    gemv: vnni::avx_vnni::gemv,
+    panel: vnni::avx_vnni::panel,
+    byte_gemv: vnni::avx_vnni::byte_gemv,
+    byte_panel: vnni::avx_vnni::byte_panel,
+    ..AVX2_KERNELS
+};
+
+/// The products of the VNNI kernels, the rest of AVX2.
+#[cfg(target_arch = "x86_64")]
+pub(crate) static AVX512_VNNI: KernelTable = KernelTable {
+    name: "avx512-vnni",
+    gemv: vnni::avx512_vnni::gemv,
+    panel: vnni::avx512_vnni::panel,
+    byte_gemv: vnni::avx512_vnni::byte_gemv,
+    byte_panel: vnni::avx512_vnni::byte_panel,
+    ..AVX2_KERNELS
 };
 
 impl KernelTable {

@@ -5,7 +5,7 @@
 //! `maddubs` into 16-bit sums, whose limits are those of [`crate::gemv::bytes`].
 #![allow(unsafe_code, reason = "assembly tile and raw pointers of a job")]
 
-use super::avx2::{Sums, for_tiles};
+use super::avx2::{Sums, Tiles};
 use super::{BYTE_PANEL_BLOCK_BYTES, PanelJob, portable};
 use crate::activations::{BLOCK, ByteBlock};
 use crate::gemv::avx2::{fives, fives_k, halves, load, minima, nibbles, sixes};
@@ -35,9 +35,9 @@ const _: () = assert!(offset_of!(ByteBlock, centre8) == 40 && offset_of!(ByteBlo
 const _: () = assert!(offset_of!(ByteBlock, centre32) == 48);
 
 /// Offset of the scales in a panel block.
-const FIRST_ROW: usize = 512;
+pub(crate) const FIRST_ROW: usize = 512;
 /// Offset of the minima, or of the scales of the second half.
-const SECOND_ROW: usize = 576;
+pub(crate) const SECOND_ROW: usize = 576;
 
 /// Factors of the sum of neighbours.
 static ONES: Ones = Ones([1; 16]);
@@ -54,24 +54,21 @@ macro_rules! panel {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name(job: &PanelJob<'_>, scratch: &mut [u8]) {
             let blocks = job.cols / BLOCK;
-            assert!(scratch.len() >= blocks * BYTE_PANEL_BLOCK_BYTES && blocks > 0);
-            let panel = scratch.as_mut_ptr();
-            for lane in 0..job.rows.div_ceil(GROUP_ROWS) {
-                // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are
-                // not stored.
-                unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
-            }
-            for_tiles(job, |token, count, sums| {
+            // SAFETY: the caller's promise.
+            let panel = unsafe { unpack_bytes(job, scratch) };
+            let mut tiles = Tiles::new();
+            while let Some((token, count)) = tiles.next(job) {
                 // SAFETY: `count` input rows from `token` on; the panel is unpacked.
                 unsafe {
                     let input = job.byte.add(token * blocks);
                     match count {
-                        3 => $tile3(panel, input, blocks, sums),
-                        2 => $tile2(panel, input, blocks, sums),
-                        _ => $tile1(panel, input, blocks, sums),
+                        3 => $tile3(panel, input, blocks, &mut tiles.sums),
+                        2 => $tile2(panel, input, blocks, &mut tiles.sums),
+                        _ => $tile1(panel, input, blocks, &mut tiles.sums),
                     }
                 }
-            });
+                tiles.store(job);
+            }
         }
     };
 }
@@ -432,6 +429,22 @@ tile!(halved1, 1, halved);
 tile!(centred32_3, 3, centred halves);
 tile!(centred32_2, 2, centred halves);
 tile!(centred32_1, 1, centred halves);
+
+/// Unpacks a job's panel; returns where it starts.
+///
+/// # Safety
+/// The processor has AVX2; the job's pointers cover the groups of its rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn unpack_bytes(job: &PanelJob<'_>, scratch: &mut [u8]) -> *const u8 {
+    let blocks = job.cols / BLOCK;
+    assert!(scratch.len() >= blocks * BYTE_PANEL_BLOCK_BYTES && blocks > 0);
+    let panel = scratch.as_mut_ptr();
+    for lane in 0..job.rows.div_ceil(GROUP_ROWS) {
+        // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are not stored.
+        unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
+    }
+    panel
+}
 
 /// Unpacks the group at `group` into lane `lane` of the panel.
 ///

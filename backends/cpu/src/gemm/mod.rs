@@ -8,7 +8,7 @@ pub(crate) mod avx2;
 pub(crate) mod bytes;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
-mod unpack;
+pub(crate) mod unpack;
 
 use crate::activations::{Activations, ByteBlock, Forms, Precision, WideBlock};
 use crate::memory::{Scratch, Shared};
