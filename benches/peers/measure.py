@@ -5,11 +5,13 @@ See README.md beside this file. Needs Python 3.10 or later, a C++ compiler and c
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -41,14 +43,16 @@ TEST_NAMES = {
     "tg512": "decode at 512",
     "ttft32": "start to first token (32 ids), ms",
     "rss": "peak memory, MiB",
-    "bg4": "4 sequences, decode",
-    "bg8": "8 sequences, decode",
-    "busy": "decode at 0, one core busy",
 }
 # Decoded tokens of a decode test.
 TG = 32
-# What takes longer than this share of patience is left out, and said so in the table.
-LEFT_OUT = {("candle", "qwen2.5-coder-0.5b"): {"pp512", "tg512"}}
+# Numbers of sequences of a batched decode.
+BATCHES = (4, 8)
+# What a peer cannot run at all, or only in minutes a round.
+LEFT_OUT = {
+    ("candle", "qwen2.5-coder-0.5b"): {"pp512", "tg512"},
+    ("openvino", "qwen2.5-coder-0.5b"): {*TESTS, "ttft32"},
+}
 
 # What an issue asks of the ratio to the peer: (numerics, model, test) -> {peer: ratio at 1 and 2 threads}.
 GOALS = {
@@ -219,9 +223,22 @@ class Bed:
         depths = ",".join(str(number_of(test)) for test in tests if test.startswith("tg"))
         return [*common, "--pp", prefill, "--tg", str(TG), "--depths", depths, "--rounds", "1", "--jsonl"], {}
 
+    def batch(self, numerics, model, threads):
+        """Decoding of one sequence and of several at once, in one run."""
+        command = [self.npuhal, "bench", "-m", self.model(model), "--numerics", numerics, "--threads", str(threads)]
+        numbers = ",".join(map(str, BATCHES))
+        command += ["--pp", "32", "--tg", "48", "--depths", "0", "--batch", numbers, "--rounds", "3", "--jsonl"]
+        return self.execute(numerics, model, command, {})
+
     def run(self, peer, model, threads, tests):
         """Runs one peer once; results by test, peak memory as `rss`."""
         command, environment = self.command(peer, model, threads, tests)
+        results = self.execute(peer, model, command, environment)
+        if tests != ["ttft32"]:
+            results.pop("rss")
+        return results
+
+    def execute(self, peer, model, command, environment):
         process = subprocess.Popen(
             [str(part) for part in command],
             env={**os.environ, **environment},
@@ -242,13 +259,12 @@ class Bed:
         for line in output.splitlines():
             if line.startswith("{"):
                 line = json.loads(line)
-                name = line["test"].replace(f"tg{TG}@d", "tg")
+                name = re.sub(r"^tg\d+(@d|x)", lambda found: "tg" if found[1] == "@d" else "x", line["test"])
                 if "tps" in line or "ms" in line:
                     results[name] = line.get("tps", line.get("ms"))
                 if "share_of_read_loop" in line:
                     results[name + " share"] = line["share_of_read_loop"]
-        if tests == ["ttft32"]:
-            results["rss"] = usage.ru_maxrss / 1024
+        results["rss"] = usage.ru_maxrss / 1024
         return results
 
     def install(self, what):
@@ -304,19 +320,25 @@ class State:
     def longest(self, unit):
         return max((line["seconds"] for line in self.lines if line["key"][1:] == unit), default=0)
 
+    def own(self, model, threads, numerics, kind):
+        """Our results of a kind that has no peer."""
+        return [line["ours"] for line in self.lines if line["key"][1:] == [model, threads, numerics, "", kind]]
+
 
 def measure(bed, state, args):
     """Runs what is missing until done or --budget is used up; whether all is there."""
-    begin = time.monotonic()
     for round_number in range(args.rounds):
         for model, threads, numerics, peer in units(args.only, args.models, args.threads, args.numerics):
             left_out = LEFT_OUT.get((peer, model), set())
             rates = [test for test in TESTS if test not in left_out]
-            for kind, tests in (("rates", rates), ("start", ["ttft32"])):
+            start_test = [test for test in ["ttft32"] if test not in left_out]
+            for kind, tests in (("rates", rates), ("start", start_test)):
+                if not tests:
+                    continue
                 key = [round_number, model, threads, numerics, peer, kind]
                 if state.has(key):
                     continue
-                spent = time.monotonic() - begin
+                spent = time.monotonic() - args.begin
                 if args.budget and spent + 1.2 * state.longest(key[1:]) > args.budget and spent > 0:
                     return False
                 start = time.monotonic()
@@ -332,6 +354,42 @@ def measure(bed, state, args):
                 state.add(key, seconds=seconds, ours=results[numerics], theirs=results[peer])
                 print(f"round {round_number}: {model} {threads}T {numerics} beside {peer}: {kind}, {seconds:.0f} s", flush=True)
     return True
+
+
+def measure_alone(bed, state, args):
+    """Our own batched decode, and decode beside a process that never sleeps; whether all is there."""
+    for round_number in range(args.rounds):
+        for model in args.models:
+            for numerics in args.numerics:
+                for kind, threads in [*(("batch", count) for count in args.threads), ("busy", max(args.threads))]:
+                    key = [round_number, model, threads, numerics, "", kind]
+                    if state.has(key):
+                        continue
+                    if args.budget and time.monotonic() - args.begin + 1.2 * state.longest(key[1:]) > args.budget:
+                        return False
+                    start = time.monotonic()
+                    if kind == "batch":
+                        ours = bed.batch(numerics, model, threads)
+                    else:
+                        ours = {"quiet 1": bed.run(numerics, model, 1, ["pp32", "tg0"])["tg0"]}
+                        with neighbour():
+                            ours["busy"] = bed.run(numerics, model, threads, ["pp32", "tg0"])["tg0"]
+                            ours["busy 1"] = bed.run(numerics, model, 1, ["pp32", "tg0"])["tg0"]
+                    state.add(key, seconds=time.monotonic() - start, ours=ours)
+                    print(f"round {round_number}: {model} {threads}T {numerics}: {kind}", flush=True)
+    return True
+
+
+@contextlib.contextmanager
+def neighbour():
+    """A process that never sleeps."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def median(values):
@@ -371,14 +429,14 @@ def pairs(state, model, threads, numerics, peer, test):
     """(ours, theirs) of every round that has both."""
     found = []
     for line in state.lines:
-        if line["key"][1:5] == [model, threads, numerics, peer] and "ours" in line:
+        if line["key"][1:5] == [model, threads, numerics, peer] and "theirs" in line:
             if test in line["ours"] and test in line["theirs"]:
                 found.append((line["ours"][test], line["theirs"][test]))
     return found
 
 
 def our_values(state, model, threads, numerics, test):
-    lines = [line for line in state.lines if line["key"][1:4] == [model, threads, numerics] and "ours" in line]
+    lines = [line for line in state.lines if line["key"][1:4] == [model, threads, numerics] and "theirs" in line]
     return [line["ours"][test] for line in lines if test in line["ours"]]
 
 
@@ -420,6 +478,38 @@ def shares(state, args):
     return "\n".join(lines)
 
 
+def batches(state, args):
+    head = ["model", "numerics", "threads", "1 sequence"] + [f"{count} sequences" for count in BATCHES]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    wanted = dict(zip(BATCHES, (2.5, 4.0)))
+    for model in args.models:
+        for numerics in args.numerics:
+            for threads in args.threads:
+                found = state.own(model, threads, numerics, "batch")
+                row = [MODELS[model], f"`{numerics}`", str(threads), cell(median([ours["tg0"] for ours in found]))]
+                for count in BATCHES:
+                    rate = median([ours[f"x{count}"] for ours in found])
+                    gain = median([ours[f"x{count}"] / ours["tg0"] for ours in found])
+                    goal = f"≥ {wanted[count]}" if gain and gain >= wanted[count] else f"**wanted ≥ {wanted[count]}**"
+                    row.append(f"{cell(rate)}: {cell(gain, 2)} × ({goal})")
+                lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def neighbours(state, args):
+    threads = max(args.threads)
+    head = ["model", "numerics", "1 thread, quiet", "1 thread, busy", f"{threads} threads, busy", "to 1 thread, quiet"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for model in args.models:
+        for numerics in args.numerics:
+            found = state.own(model, threads, numerics, "busy")
+            ratio = median([ours["busy"] / ours["quiet 1"] for ours in found])
+            goal = "≥ 0.9" if ratio and ratio >= 0.9 else "**wanted ≥ 0.9**"
+            rates = [cell(median([ours[name] for ours in found])) for name in ("quiet 1", "busy 1", "busy")]
+            lines.append("| " + " | ".join([MODELS[model], f"`{numerics}`", *rates, f"{cell(ratio, 2)} ({goal})"]) + " |")
+    return "\n".join(lines)
+
+
 def failures(state):
     seen = {}
     for line in state.lines:
@@ -454,6 +544,15 @@ def report(state, args, notes):
         "many threads, in alternating rounds of one run.",
         shares(state, args),
     ]
+    parts += [
+        "## Batched decode",
+        "Rows of one forward, each of a sequence of its own; tokens a second of all together, and as a multiple of one sequence in the "
+        "same run.",
+        batches(state, args),
+        "## Beside a busy neighbour",
+        "Decode at 0 while another process never sleeps.",
+        neighbours(state, args),
+    ]
     failed = failures(state)
     if failed:
         parts += ["## What did not run", failed]
@@ -476,6 +575,7 @@ def main():
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs" / "performance.md")
     args = parser.parse_args()
+    args.begin = time.monotonic()
     bed = Bed(args.work)
     if not args.report_only:
         bed.install(set(args.only))
@@ -485,7 +585,7 @@ def main():
     if args.fresh:
         results.unlink(missing_ok=True)
     state = State(results)
-    done = args.report_only or measure(bed, state, args)
+    done = args.report_only or (measure(bed, state, args) and measure_alone(bed, state, args))
     args.output.write_text(report(state, args, HERE / "notes.md"))
     print(f"{'complete' if done else 'stopped at the budget; run again to go on'}: {args.output}")
     return 0 if done else 3
