@@ -43,9 +43,11 @@ pub enum OptionError {
 pub enum Numerics {
     /// f64 over dequantized weights: the oracle.
     Exact,
-    /// Integer kernels over packed weights.
+    /// Integer kernels over packed weights, inputs of 15 bits.
     #[default]
     Fast,
+    /// As `Fast`, inputs of 8 bits.
+    Int8,
     /// That of the xdna1 lane's SmolLM engine, on the CPU.
     Xdna1SmolLm,
     /// That of the xdna1 lane's Qwen engine, on the CPU.
@@ -56,9 +58,10 @@ pub enum Numerics {
 
 impl Numerics {
     /// All values.
-    pub const ALL: [Self; 5] = [Self::Exact, Self::Fast, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu];
+    pub const ALL: [Self; 6] =
+        [Self::Exact, Self::Fast, Self::Int8, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu];
     /// All values, for messages.
-    pub const ALLOWED: &'static str = "exact, fast, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+    pub const ALLOWED: &'static str = "exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu";
 
     /// Name on the command line.
     #[must_use]
@@ -66,6 +69,7 @@ impl Numerics {
         match self {
             Self::Exact => "exact",
             Self::Fast => "fast",
+            Self::Int8 => "int8",
             Self::Xdna1SmolLm => "xdna1-smollm",
             Self::Xdna1Qwen => "xdna1-qwen",
             Self::Xdna1Cpu => "xdna1-cpu",
@@ -147,6 +151,8 @@ pub struct Options {
     pub numerics: Numerics,
     /// Threads of CPU segments; `None` is one for each processor the process may use.
     pub threads: Option<NonZeroUsize>,
+    /// Name of the instruction set of CPU segments; `None` is the best there is. The CPU backend checks it.
+    pub cpu_features: Option<String>,
     /// Positions of a sequence; `None` is the route's own default.
     pub context_positions: Option<u32>,
     /// Sequences held side by side; `None` is 1.
@@ -161,7 +167,7 @@ pub struct Options {
 
 impl Options {
     /// Keys that [`Options::set`] takes for every route.
-    pub const KEYS: [&'static str; 4] = ["numerics", "threads", "context", "sequences"];
+    pub const KEYS: [&'static str; 5] = ["numerics", "threads", "cpu-features", "context", "sequences"];
 
     /// Sets one option from text. `declared` are the further keys that routes have declared.
     ///
@@ -171,6 +177,7 @@ impl Options {
         match key {
             "numerics" => self.numerics = value.parse()?,
             "threads" => self.threads = Some(parse_count("threads", value)?),
+            "cpu-features" => self.cpu_features = Some(value.to_owned()),
             "context" => self.context_positions = Some(parse_positive("context", value)?),
             "sequences" => self.sequences = Some(parse_positive("sequences", value)?),
             _ if declared.contains(&key) => {
@@ -252,12 +259,12 @@ mod tests {
     fn wrong_options_name_what_is_allowed() {
         let mut options = Options::default();
         let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
-        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu";
         assert_eq!(message(options.set("numerics", "fp8", &[])), allowed);
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(
             message(options.set("colour", "red", &["fw-dir"])),
-            "unknown option 'colour'; known options: numerics, threads, context, sequences, fw-dir"
+            "unknown option 'colour'; known options: numerics, threads, cpu-features, context, sequences, fw-dir"
         );
         assert!(message(options.set("threads", "0", &[])).contains("a whole number from 1"));
         assert!(message(options.set("context", "-1", &[])).contains("context cannot be '-1'"));

@@ -75,6 +75,8 @@ impl Rules {
     pub const EXACT: Self = Self { top_logit: Some(0.05), share_of_llama_cpp: None, margin: 0.1 };
     /// The default path.
     pub const FAST: Self = Self { top_logit: None, share_of_llama_cpp: Some(0.05), margin: 0.05 };
+    /// Inputs of 8 bits, as llama.cpp's.
+    pub const INT8: Self = Self { top_logit: None, share_of_llama_cpp: Some(1.0), margin: 1.5 };
 }
 
 /// What was found, for messages and reports.

@@ -32,6 +32,16 @@ fn fast_qwen() {
 }
 
 #[test]
+fn int8_smollm2() {
+    check(SMOLLM2, Rules::INT8, open(Numerics::Int8));
+}
+
+#[test]
+fn int8_qwen() {
+    check(QWEN, Rules::INT8, open(Numerics::Int8));
+}
+
+#[test]
 fn exact_layers_smollm2() {
     check_layers(SMOLLM2);
 }

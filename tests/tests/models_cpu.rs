@@ -117,7 +117,7 @@ proptest! {
     fn a_row_is_bit_identical_however_it_is_batched(
         architecture in proptest::sample::select(Architecture::ALL.to_vec()),
         weights in proptest::sample::select(Weights::all()),
-        numerics in proptest::sample::select(vec![Numerics::Exact, Numerics::Fast]),
+        numerics in proptest::sample::select(vec![Numerics::Exact, Numerics::Fast, Numerics::Int8]),
         tokens in proptest::collection::vec(0..BYTE_TOKENS, 2..40),
         parts in proptest::collection::vec(1..13usize, 1..6),
         threads in 1..4usize,

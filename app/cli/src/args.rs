@@ -108,13 +108,17 @@ pub(crate) struct SessionArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
 
-    /// Arithmetic of the CPU: fast, exact (the slow reference), or that of an NPU lane: xdna1-smollm, xdna1-qwen, xdna1-cpu
+    /// Arithmetic of the CPU: fast, int8 (faster and coarser), exact (the slow reference), or that of an NPU lane: xdna1-smollm, xdna1-qwen, xdna1-cpu
     #[arg(long, value_name = "NAME", default_value = "fast")]
     pub(crate) numerics: String,
 
     /// Threads [default: the number of cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+
+    /// Instruction set of the CPU: portable, avx2, avx-vnni or avx512-vnni [default: NPUHAL_CPU_FEATURES, or the best there is]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) cpu_features: Option<String>,
 
     /// Positions of the context [default: the model's own]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]

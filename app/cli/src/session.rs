@@ -66,6 +66,7 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
     let mut options = Options {
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
+        cpu_features: args.cpu_features.clone().or_else(|| std::env::var("NPUHAL_CPU_FEATURES").ok()),
         context_positions: args.context,
         npu_layers: npu_layers(args)?,
         kernels: args.kernels.clone(),

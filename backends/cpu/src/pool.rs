@@ -21,13 +21,17 @@ const SPINS_BEFORE_PARK: u32 = 20_000;
 /// `pause` instructions before a waiting caller lets others have its core; the thread it waits for may be among them.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
 
-/// Jobs after which the share of time spent waiting is looked at; a few tokens.
-const JOBS_PER_LOOK: u32 = 512;
-/// Jobs that the caller then does alone; a few dozen tokens.
-const JOBS_ALONE: u32 = 4096;
+/// Time inside jobs after which the share of it spent waiting is looked at: longer than a scheduler's time slice, so that a
+/// neighbour process shows.
+const LOOK: Duration = Duration::from_millis(8);
 /// Part of the time spent waiting, in percent, from which working alone is faster: two threads gain a quarter or more on an
 /// idle machine, and lose it again when they wait this long for each other.
-const WAITING_PERCENT: u32 = 25;
+const WAITING_PERCENT: u32 = 20;
+/// How long the caller then works alone. Doubles with every look that finds the same again, because each costs up to twice
+/// [`LOOK`], and starts anew when a look does not.
+const ALONE: Duration = Duration::from_millis(100);
+/// Longest time alone: a neighbour that has left is noticed this late.
+const ALONE_MAX: Duration = Duration::from_millis(1600);
 
 /// A job that panicked on some thread. Its results are incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,35 +71,42 @@ unsafe impl Send for State {}
 
 /// Watches whether the threads wait for each other too long.
 struct Pace {
-    since: Instant,
-    jobs: u32,
+    /// Time inside jobs of all threads since the last look, and what of it was waiting.
+    spent: Duration,
     waited: Duration,
-    alone: u32,
+    /// Until when the caller works alone, and for how long it will the next time.
+    alone_until: Option<Instant>,
+    alone_for: Duration,
 }
 
 impl Pace {
-    fn new() -> Self {
-        Self { since: Instant::now(), jobs: 0, waited: Duration::ZERO, alone: 0 }
+    const fn new() -> Self {
+        Self { spent: Duration::ZERO, waited: Duration::ZERO, alone_until: None, alone_for: ALONE }
     }
 
-    /// Whether the caller does the next job alone.
-    fn take_alone(&mut self) -> bool {
-        let alone = self.alone > 0;
-        self.alone = self.alone.saturating_sub(1);
-        if alone && self.alone == 0 {
-            *self = Self::new();
+    /// Whether the caller does the job that begins now alone.
+    fn alone(&mut self, now: Instant) -> bool {
+        let alone = self.alone_until.is_some_and(|until| now < until);
+        if !alone {
+            self.alone_until = None;
         }
         alone
     }
 
-    /// Counts a job of all threads; `waited` at its end.
-    fn count(&mut self, waited: Duration) {
-        self.jobs += 1;
+    /// Counts a job of all threads that ends now and took `spent`, of which `waited` at its end.
+    fn count(&mut self, now: Instant, spent: Duration, waited: Duration) {
+        self.spent += spent;
         self.waited += waited;
-        if self.jobs == JOBS_PER_LOOK {
-            let too_long = self.waited * 100 > self.since.elapsed() * WAITING_PERCENT;
-            *self = Self { alone: if too_long { JOBS_ALONE } else { 0 }, ..Self::new() };
+        if self.spent < LOOK {
+            return;
         }
+        if self.waited * 100 > self.spent * WAITING_PERCENT {
+            self.alone_until = now.checked_add(self.alone_for);
+            self.alone_for = (self.alone_for * 2).min(ALONE_MAX);
+        } else {
+            self.alone_for = ALONE;
+        }
+        (self.spent, self.waited) = (Duration::ZERO, Duration::ZERO);
     }
 }
 
@@ -151,7 +162,12 @@ impl Pool {
         let mut pace = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let _flush = FlushDenormals::new();
         let state = &*self.state;
-        if self.workers.is_empty() || pace.take_alone() {
+        if self.workers.is_empty() {
+            let shares = AssertUnwindSafe(|| (0..self.threads()).for_each(job));
+            return catch_unwind(shares).map_err(|_| JobPanicked);
+        }
+        let begin = Instant::now();
+        if pace.alone(begin) {
             let shares = AssertUnwindSafe(|| (0..self.threads()).for_each(job));
             return catch_unwind(shares).map_err(|_| JobPanicked);
         }
@@ -171,7 +187,8 @@ impl Pool {
             state.run_share(epoch, share);
         }
         let waited = state.wait();
-        pace.count(waited);
+        let end = Instant::now();
+        pace.count(end, end - begin, waited);
         let others = state.panicked.swap(false, Ordering::Relaxed);
         if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
     }
@@ -348,23 +365,31 @@ mod tests {
     #[test]
     fn long_waits_make_the_caller_work_alone_for_a_while() {
         let mut pace = Pace::new();
-        for _ in 0..JOBS_PER_LOOK {
-            assert!(!pace.take_alone());
-            pace.count(Duration::from_secs(1));
+        let mut now = Instant::now();
+        for alone_for in [ALONE, 2 * ALONE, 4 * ALONE] {
+            assert!(!pace.alone(now));
+            pace.count(now, LOOK / 2, LOOK / 2);
+            assert!(!pace.alone(now), "not long enough to tell");
+            pace.count(now, LOOK / 2, LOOK / 2);
+            assert!(pace.alone(now) && pace.alone(now + alone_for - LOOK));
+            now += alone_for;
         }
-        for _ in 0..JOBS_ALONE {
-            assert!(pace.take_alone());
+        for _ in 0..10 {
+            pace.count(now, LOOK, LOOK / 10);
+            assert!(!pace.alone(now), "short waits do not count");
         }
-        for _ in 0..3 * JOBS_PER_LOOK {
-            assert!(!pace.take_alone(), "short waits do not count");
-            pace.count(Duration::ZERO);
+        pace.count(now, LOOK, LOOK);
+        assert!(pace.alone(now) && !pace.alone(now + ALONE), "and one look without them starts anew");
+        for _ in 0..20 {
+            pace.count(now, LOOK, LOOK);
         }
+        assert!(!pace.alone(now + ALONE_MAX));
     }
 
     #[test]
     fn a_job_done_alone_has_all_its_shares() {
         let pool = Pool::new(3).unwrap();
-        pool.turn.lock().unwrap().alone = 2;
+        pool.turn.lock().unwrap().alone_until = Instant::now().checked_add(Duration::from_secs(3600));
         let caller = std::thread::current().id();
         let shares = Mutex::new(Vec::new());
         pool.run(&|share| {
@@ -374,7 +399,6 @@ mod tests {
         .unwrap();
         assert_eq!(*shares.lock().unwrap(), [0, 1, 2]);
         assert_eq!(pool.run(&|share| assert!(share != 1)), Err(JobPanicked));
-        assert_eq!(pool.turn.lock().unwrap().alone, 0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The CPU's route and device factory.
 
+use crate::activations::Precision;
 use crate::config::check_config;
 use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
 use crate::exact::{ExactOptions, ExactSegment};
@@ -45,7 +46,7 @@ impl Route for CpuRoute {
                 None => Ok(()),
             })
             .and_then(|()| positions(model, None, options));
-        let numerics = offer(options.numerics);
+        let numerics = offer(options);
         match (window, numerics) {
             (Err(reason), _) | (_, Err(reason)) => Fitness::Declines(Decline::Unavailable(Reason::new(reason))),
             (Ok(window), Ok(numerics)) => Fitness::Serves(service(model, card, options, window, &numerics)),
@@ -85,14 +86,14 @@ struct Offer {
     instructions: &'static str,
 }
 
-fn offer(numerics: Numerics) -> Result<Offer, String> {
-    match numerics {
+fn offer(options: &Options) -> Result<Offer, String> {
+    match options.numerics {
         Numerics::Xdna1SmolLm | Numerics::Xdna1Qwen | Numerics::Xdna1Cpu => {
             Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 4, instructions: "" })
         }
         Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
-        Numerics::Fast => {
-            Ok(Offer { speed: SpeedClass::Cpu, kv_element_bytes: 2, instructions: Features::detect().name() })
+        Numerics::Fast | Numerics::Int8 => {
+            Ok(Offer { speed: SpeedClass::Cpu, kv_element_bytes: 2, instructions: features(options)?.name() })
         }
         other => Err(format!("numerics {other} is not one of this backend; available: {}", Numerics::ALLOWED)),
     }
@@ -116,6 +117,11 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
         memory_bytes: Some(weights.saturating_add(kv)),
         detail: detail.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// The instruction set that was asked for, or the best.
+fn features(options: &Options) -> Result<Features, String> {
+    Features::named(options.cpu_features.as_deref().unwrap_or("auto")).map_err(|error| error.to_string())
 }
 
 /// The lane whose twin a numerics is.
@@ -174,12 +180,14 @@ fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteEr
             let segment = ExactSegment::open(model, span, exact);
             Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }
-        Numerics::Fast => {
-            let fast = CpuOptions { sequences, ..CpuOptions::new(positions, threads(options).get()) };
+        Numerics::Fast | Numerics::Int8 => {
+            let precision = if options.numerics == Numerics::Int8 { Precision::Bits8 } else { Precision::Bits15 };
+            let features = features(options).map_err(declined)?;
+            let fast = CpuOptions { sequences, precision, features, ..CpuOptions::new(positions, threads(options).get()) };
             let segment = FastSegment::load(model, span, fast);
             Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }
-        other => Err(declined(offer(other).err().unwrap_or_else(|| format!("numerics {other} cannot be opened")))),
+        other => Err(declined(offer(options).err().unwrap_or_else(|| format!("numerics {other} cannot be opened")))),
     }
 }
 
@@ -289,6 +297,19 @@ mod tests {
         config.kv_heads = 3;
         let error = check_config(&config).unwrap_err();
         assert!(error.to_string().contains("kv_heads is 3 for 4 query heads"), "{error}");
+    }
+
+    #[test]
+    fn the_instruction_set_can_be_chosen() {
+        let (_file, model) = random_model(|_| ());
+        let ask = |name: &str| {
+            let request = request(&["numerics=int8", "threads=1", &format!("cpu-features={name}")]);
+            select(&registry(), &model, &request).map(|choice| choice.decision.line())
+        };
+        let line = ask("portable").unwrap();
+        assert!(line.contains("portable, 1 thread, numerics int8"), "{line}");
+        let error = ask("mmx").unwrap_err().to_string();
+        assert!(error.contains("the instruction set 'mmx' cannot be used here"), "{error}");
     }
 
     #[test]

@@ -3,11 +3,15 @@
 mod common;
 
 use common::{Random, WEIGHTS, Weights, dequantized, matrix_bytes, tensor};
-use npuhal_cpu::activations::{Activations, BLOCK, CODE_MAX, SplitBlock, WideBlock, quantize_block, split_block};
+use npuhal_cpu::activations::{
+    Activations, BLOCK, BYTE_CODE_MAX, ByteBlock, CODE_MAX, Precision, SplitBlock, WideBlock, quantize_block,
+    quantize_byte_block, split_block,
+};
 use npuhal_cpu::features::Features;
 use npuhal_cpu::gemm::{self, Panels};
 use npuhal_cpu::gemv;
-use npuhal_cpu::packed::{PackedMatrix, decode::is_quantized};
+use npuhal_cpu::packed::PackedMatrix;
+use npuhal_cpu::packed::decode::{is_quantized, takes_bytes};
 use npuhal_cpu::pool::Pool;
 use npuhal_models::WeightType;
 use proptest::prelude::*;
@@ -54,40 +58,50 @@ fn all_features() -> Vec<Features> {
     std::iter::once(Features::portable()).chain(Features::avx2()).collect()
 }
 
+const PRECISIONS: [Precision; 2] = [Precision::Bits15, Precision::Bits8];
+
+/// How a product is computed.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    features: Features,
+    precision: Precision,
+    threads: usize,
+}
+
 /// One row after the other through GEMV.
-fn by_gemv(features: Features, threads: usize, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
-    let pool = Pool::new(threads).unwrap();
+fn by_gemv(way: Way, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let (table, pool) = (way.features.table(), Pool::new(way.threads).unwrap());
     let mut inputs = Activations::new();
     let mut out = vec![f32::NAN; x.len() / matrix.cols() * matrix.rows()];
     for (x, out) in x.chunks_exact(matrix.cols()).zip(out.chunks_exact_mut(matrix.rows())) {
-        inputs.reset(1, matrix.cols(), gemv::forms(matrix.weight_type()));
-        inputs.fill(features.table(), x);
-        gemv::run(&pool, features.table(), [matrix], &inputs, [out]).unwrap();
+        inputs.reset(1, matrix.cols(), way.precision, gemv::forms(matrix.weight_type(), way.precision));
+        inputs.fill(table, x);
+        gemv::run(&pool, table, [matrix], &inputs, [out]).unwrap();
     }
     out
 }
 
 /// All rows through one GEMV region.
-fn by_few_rows(features: Features, threads: usize, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
-    let pool = Pool::new(threads).unwrap();
+fn by_few_rows(way: Way, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let (table, pool) = (way.features.table(), Pool::new(way.threads).unwrap());
     let mut inputs = Activations::new();
     let rows = x.len() / matrix.cols();
     let mut out = vec![f32::NAN; rows * matrix.rows()];
-    inputs.reset(rows, matrix.cols(), gemv::forms(matrix.weight_type()));
-    inputs.fill(features.table(), x);
-    gemv::run(&pool, features.table(), [matrix], &inputs, [&mut out]).unwrap();
+    inputs.reset(rows, matrix.cols(), way.precision, gemv::forms(matrix.weight_type(), way.precision));
+    inputs.fill(table, x);
+    gemv::run(&pool, table, [matrix], &inputs, [&mut out]).unwrap();
     out
 }
 
 /// All rows through one GEMM.
-fn by_gemm(features: Features, threads: usize, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
-    let pool = Pool::new(threads).unwrap();
+fn by_gemm(way: Way, matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let (table, pool) = (way.features.table(), Pool::new(way.threads).unwrap());
     let mut inputs = Activations::new();
     let rows = x.len() / matrix.cols();
     let mut out = vec![f32::NAN; rows * matrix.rows()];
-    inputs.reset(rows, matrix.cols(), gemm::forms(matrix.weight_type()));
-    inputs.fill(features.table(), x);
-    gemm::run(&pool, features.table(), [matrix], &inputs, [&mut out], &mut Panels::new()).unwrap();
+    inputs.reset(rows, matrix.cols(), way.precision, gemm::forms(matrix.weight_type(), way.precision));
+    inputs.fill(table, x);
+    gemm::run(&pool, table, [matrix], &inputs, [&mut out], &mut Panels::new()).unwrap();
     out
 }
 
@@ -96,19 +110,23 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 /// The input as the kernels see it, in f64.
-fn seen(weight_type: WeightType, x: &[f32]) -> Vec<f64> {
+fn seen(weight_type: WeightType, precision: Precision, x: &[f32]) -> Vec<f64> {
     if !is_quantized(weight_type) {
         return x.iter().map(|&x| f64::from(x)).collect();
+    }
+    if precision == Precision::Bits8 && takes_bytes(weight_type) {
+        let blocks = x.as_chunks::<BLOCK>().0.iter().map(quantize_byte_block);
+        return blocks.flat_map(|block| block.q.map(|q| f64::from(q) * f64::from(block.d))).collect();
     }
     let blocks = x.as_chunks::<BLOCK>().0.iter().map(quantize_block);
     blocks.flat_map(|block| block.v.map(|v| f64::from(v) * f64::from(block.d))).collect()
 }
 
 /// Compares with the f64 product; the tolerance is that of f32 sums of about fifty terms.
-fn check_against_f64(weight_type: WeightType, weights: &[f32], x: &[f32], cols: usize, out: &[f32]) {
+fn check_against_f64(weight_type: WeightType, precision: Precision, weights: &[f32], x: &[f32], cols: usize, out: &[f32]) {
     let rows = weights.len() / cols;
     for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact(rows)) {
-        let x = seen(weight_type, x);
+        let x = seen(weight_type, precision, x);
         for (weights, &out) in weights.chunks_exact(cols).zip(out) {
             let terms = || weights.iter().zip(&x).map(|(&w, x)| f64::from(w) * x);
             let (wanted, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
@@ -139,21 +157,24 @@ fn check(weight_type: WeightType, rows: usize, blocks: usize, tokens: usize, kin
     }
 
     let x = input_rows(kinds.1, tokens, cols, &mut random);
-    let mut first: Option<Vec<u32>> = None;
-    for features in all_features() {
-        let one = by_gemv(features, 1, &matrix, &x);
-        check_against_f64(weight_type, &weights, &x, cols, &one);
-        for threads in [2, 3] {
-            assert_eq!(bits(&by_gemv(features, threads, &matrix, &x)), bits(&one), "threads of {}", features.name());
-        }
-        for threads in [1, 2, 3] {
-            let few = by_few_rows(features, threads, &matrix, &x);
-            assert_eq!(bits(&few), bits(&one), "rows together by {}", features.name());
-            assert_eq!(bits(&by_gemm(features, threads, &matrix, &x)), bits(&one), "GEMM of {}", features.name());
-        }
-        if is_quantized(weight_type) {
-            let first = first.get_or_insert_with(|| bits(&one));
-            assert_eq!(*first, bits(&one), "{weight_type}: {} differs from portable", features.name());
+    for precision in PRECISIONS {
+        let mut first: Option<Vec<u32>> = None;
+        for features in all_features() {
+            let way = |threads| Way { features, precision, threads };
+            let one = by_gemv(way(1), &matrix, &x);
+            check_against_f64(weight_type, precision, &weights, &x, cols, &one);
+            for threads in [2, 3] {
+                assert_eq!(bits(&by_gemv(way(threads), &matrix, &x)), bits(&one), "{weight_type}: {:?}", way(threads));
+            }
+            for threads in [1, 2, 3] {
+                let way = way(threads);
+                assert_eq!(bits(&by_few_rows(way, &matrix, &x)), bits(&one), "{weight_type}: rows together, {way:?}");
+                assert_eq!(bits(&by_gemm(way, &matrix, &x)), bits(&one), "{weight_type}: GEMM, {way:?}");
+            }
+            if is_quantized(weight_type) {
+                let first = first.get_or_insert_with(|| bits(&one));
+                assert_eq!(*first, bits(&one), "{weight_type} {precision:?}: {} differs from portable", features.name());
+            }
         }
     }
 }
@@ -209,6 +230,12 @@ proptest! {
             let mut split = [bytemuck::Zeroable::zeroed(); 1];
             features.table().quantize_split(&x, &mut split);
             prop_assert_eq!(&split, &[split_block(&wanted)] as &[SplitBlock; 1]);
+            let mut byte = [bytemuck::Zeroable::zeroed(); 1];
+            features.table().quantize_byte(&x, &mut byte);
+            prop_assert_eq!(&byte, &[quantize_byte_block(&x)] as &[ByteBlock; 1]);
+            for (q, x) in byte[0].q.iter().zip(x) {
+                prop_assert!((f32::from(*q) * byte[0].d - x).abs() <= amax / BYTE_CODE_MAX * 0.502);
+            }
             for k in 0..BLOCK {
                 let (hi, lo) = (i32::from(split[0].hi[k]), i32::from(split[0].lo[k]));
                 prop_assert!(128 * hi + lo == i32::from(wanted.v[k]) && (-64..64).contains(&lo) && hi > -128);
@@ -227,23 +254,28 @@ fn several_matrices_share_one_region() {
         PackedMatrix::from_tensor(&tensor(weight_type, 29, 96, &bytes), &pool).unwrap()
     });
     let x = input_rows(Inputs::Random, 5, 96, &mut random);
-    for features in all_features() {
-        let forms = matrices.iter().fold(gemm::forms(WeightType::Q8_0), |all, m| all.or(gemv::forms(m.weight_type())));
-        let wanted: Vec<Vec<f32>> = matrices.iter().map(|matrix| by_gemv(features, 1, matrix, &x)).collect();
+    let all = all_features().into_iter().flat_map(|features| PRECISIONS.map(|precision| (features, precision)));
+    for (features, precision) in all {
+        let (table, way) = (features.table(), Way { features, precision, threads: 1 });
+        let forms = matrices.iter().fold(gemm::forms(WeightType::Q8_0, precision), |all, matrix| {
+            let weight_type = matrix.weight_type();
+            all.or(gemv::forms(weight_type, precision)).or(gemm::forms(weight_type, precision))
+        });
+        let wanted: Vec<Vec<f32>> = matrices.iter().map(|matrix| by_gemv(way, matrix, &x)).collect();
         let [a, b, c] = &matrices;
         let mut outs = [vec![0.0; 5 * 29], vec![0.0; 5 * 29], vec![0.0; 5 * 29]];
         let mut inputs = Activations::new();
-        inputs.reset(5, 96, forms);
-        inputs.fill(features.table(), &x);
+        inputs.reset(5, 96, precision, forms);
+        inputs.fill(table, &x);
         let borrowed = outs.each_mut().map(Vec::as_mut_slice);
-        gemm::run(&pool, features.table(), [a, b, c], &inputs, borrowed, &mut Panels::new()).unwrap();
+        gemm::run(&pool, table, [a, b, c], &inputs, borrowed, &mut Panels::new()).unwrap();
         assert!(outs.iter().zip(&wanted).all(|(out, wanted)| bits(out) == bits(wanted)));
 
-        inputs.reset(1, 96, forms);
-        inputs.fill(features.table(), &x[..96]);
+        inputs.reset(1, 96, precision, forms);
+        inputs.fill(table, &x[..96]);
         let mut outs = [vec![0.0; 29], vec![0.0; 29], vec![0.0; 29]];
         let borrowed = outs.each_mut().map(Vec::as_mut_slice);
-        gemv::run(&pool, features.table(), [a, b, c], &inputs, borrowed).unwrap();
+        gemv::run(&pool, table, [a, b, c], &inputs, borrowed).unwrap();
         assert!(outs.iter().zip(&wanted).all(|(out, wanted)| bits(out) == bits(&wanted[..29])));
     }
 }
@@ -259,8 +291,11 @@ fn inputs_that_are_not_finite_stay_so() {
             x[100] = bad;
             x[512 + 300] = bad;
             for features in all_features() {
-                for out in [by_gemv(features, 1, &matrix, &x), by_gemm(features, 1, &matrix, &x)] {
-                    assert!(out.iter().all(|out| !out.is_finite()), "{weight_type} {bad}");
+                for precision in PRECISIONS {
+                    let way = Way { features, precision, threads: 1 };
+                    for out in [by_gemv(way, &matrix, &x), by_gemm(way, &matrix, &x)] {
+                        assert!(out.iter().all(|out| !out.is_finite()), "{weight_type} {bad} {precision:?}");
+                    }
                 }
             }
         }

@@ -10,6 +10,7 @@ use npuhal_core::stage::{
     Control, HiddenRows, Row, Segment, SequenceId, Stepper, Takes, Tap, TapSink, TokenId, Want, Yields,
 };
 use npuhal_cpu::CpuError;
+use npuhal_cpu::activations::Precision;
 use npuhal_cpu::fast::{CpuOptions, FastSegment, ROWS_PER_CALL};
 use npuhal_cpu::features::Features;
 use npuhal_models::{ModelSource, WeightType};
@@ -20,11 +21,16 @@ use std::sync::{Arc, Mutex};
 const MODEL_TYPES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 fn options(threads: usize, features: Features) -> CpuOptions {
-    CpuOptions { threads, positions: 600, sequences: 3, features }
+    CpuOptions { threads, positions: 600, sequences: 3, features, precision: Precision::Bits15 }
 }
 
 fn whole(source: &ModelSource, threads: usize, features: Features) -> FastSegment {
-    FastSegment::load(source, SegmentSpan::whole(source.config()), options(threads, features)).unwrap()
+    in_precision(source, Precision::Bits15, threads, features)
+}
+
+fn in_precision(source: &ModelSource, precision: Precision, threads: usize, features: Features) -> FastSegment {
+    let options = CpuOptions { precision, ..options(threads, features) };
+    FastSegment::load(source, SegmentSpan::whole(source.config()), options).unwrap()
 }
 
 fn rows(sequence: u32, from: usize, tokens: &[TokenId]) -> Vec<Row> {
@@ -64,19 +70,27 @@ fn every_architecture_and_type_matches_the_scalar_pass() {
             let tokens = tokens(&mut random, 5);
             let exact = exact_logits(&source, &tokens);
             for features in std::iter::once(Features::portable()).chain(Features::avx2()) {
-                let found = forward(&mut whole(&source, 2, features), &rows(0, 0, &tokens), Want::All);
-                for (found, exact) in found.iter().zip(&exact) {
-                    let rms =
-                        |x: &mut dyn Iterator<Item = f64>| (x.map(|x| x * x).sum::<f64>() / exact.len() as f64).sqrt();
-                    let size = rms(&mut exact.iter().copied());
-                    let pairs = found.iter().zip(exact);
-                    let distance = rms(&mut pairs.map(|(&found, exact)| f64::from(f32::from_bits(found)) - exact));
-                    // 15-bit inputs and f16 keys and values through three layers.
-                    assert!(distance < 2e-3 * size, "{model_type} {weight_type}: {distance} of {size}");
+                // 15-bit inputs, or 8-bit ones, and f16 keys and values through three layers.
+                for (precision, limit) in [(Precision::Bits15, 2e-3), (Precision::Bits8, 6e-2)] {
+                    let mut segment = in_precision(&source, precision, 2, features);
+                    let found = forward(&mut segment, &rows(0, 0, &tokens), Want::All);
+                    for (found, exact) in found.iter().zip(&exact) {
+                        let distance = relative_distance(found, exact);
+                        assert!(distance < limit, "{model_type} {weight_type} {precision:?}: {distance}");
+                    }
                 }
             }
         }
     }
+}
+
+/// Root-mean-square distance, as a share of the exact row's own size.
+fn relative_distance(found: &[u32], exact: &[f64]) -> f64 {
+    let square = |x: f64| x * x;
+    let size: f64 = exact.iter().copied().map(square).sum();
+    let pairs = found.iter().zip(exact);
+    let distance: f64 = pairs.map(|(&found, exact)| square(f64::from(f32::from_bits(found)) - exact)).sum();
+    (distance / size).sqrt()
 }
 
 proptest! {
@@ -89,14 +103,15 @@ proptest! {
         len in prop::sample::select(vec![3usize, 20, 140, 290]),
         parts in prop::collection::vec(prop::sample::select(vec![1usize, 2, 3, 4, 5, 17, 64, 128]), 1..4),
         threads in 1..4usize,
+        precision in prop::sample::select(vec![Precision::Bits15, Precision::Bits8]),
         seed: u64,
     ) {
         let mut random = Random(seed);
         let source = model(&config(MODEL_TYPES[model_type]), WeightType::ALL[weight_type], seed);
         let tokens = tokens(&mut random, len);
         let features = Features::detect();
-        let one_by_one = in_parts(&mut whole(&source, 1, features), 0, &tokens, &[1]);
-        let mut segment = whole(&source, threads, features);
+        let one_by_one = in_parts(&mut in_precision(&source, precision, 1, features), 0, &tokens, &[1]);
+        let mut segment = in_precision(&source, precision, threads, features);
         prop_assert!(in_parts(&mut segment, 1, &tokens, &parts) == one_by_one, "parts {parts:?}");
 
         // A prefix kept from another run.

@@ -1,4 +1,4 @@
-//! Matrices of random weights, and a loop that only reads.
+//! Matrices of random weights, and alternating rounds.
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its own part")]
 
 use npuhal_cpu::packed::PackedMatrix;
@@ -7,6 +7,7 @@ use npuhal_models::map::FileMap;
 use npuhal_models::{Tensor, WeightType};
 use std::io::Write;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A small generator of reproducible numbers.
 pub struct Random(pub u64);
@@ -52,22 +53,59 @@ pub fn matrix(weight_type: WeightType, rows: usize, cols: usize, pool: &Pool) ->
     PackedMatrix::from_tensor(&tensor, pool).expect("a packed matrix")
 }
 
-/// Reads all bytes on all threads of `pool`: the limit of memory.
-pub fn read(pool: &Pool, bytes: &[u8]) -> u64 {
-    let sum = std::sync::atomic::AtomicU64::new(0);
-    let threads = pool.threads();
-    pool.run(&|thread| {
-        let part = &bytes[bytes.len() * thread / threads..bytes.len() * (thread + 1) / threads];
-        let mut lanes = [0u64; 16];
-        for chunk in part.as_chunks::<128>().0 {
-            for (lane, word) in lanes.iter_mut().zip(chunk.as_chunks::<8>().0) {
-                *lane ^= u64::from_le_bytes(*word);
-            }
+/// Something to measure: `amount` of work a call.
+pub struct Case<'a> {
+    pub name: String,
+    pub amount: f64,
+    pub run: Box<dyn FnMut() + 'a>,
+}
+
+impl<'a> Case<'a> {
+    pub fn new(name: impl Into<String>, amount: usize, run: impl FnMut() + 'a) -> Self {
+        Self { name: name.into(), amount: amount as f64, run: Box::new(run) }
+    }
+}
+
+const ROUNDS: usize = 9;
+/// Time of one case in one round.
+const SLICE: Duration = Duration::from_millis(8);
+
+/// Measures all cases in alternating rounds and prints the median rate of each, in 10^9 `unit` a second, with its share of the
+/// first, which is the limit. Only titles that contain the program's argument, if there is one, are measured.
+pub fn compare(title: &str, unit: &str, mut cases: Vec<Case<'_>>) {
+    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    if filter.is_some_and(|filter| !title.contains(&filter)) {
+        return;
+    }
+    let calls: Vec<u32> = cases.iter_mut().map(|case| calls_in_slice(&mut case.run)).collect();
+    let mut rates = vec![Vec::new(); cases.len()];
+    for _ in 0..ROUNDS {
+        for ((case, &calls), rates) in cases.iter_mut().zip(&calls).zip(&mut rates) {
+            let start = Instant::now();
+            (0..calls).for_each(|_| (case.run)());
+            rates.push(case.amount * f64::from(calls) / start.elapsed().as_secs_f64() / 1e9);
         }
-        sum.fetch_xor(lanes.iter().fold(0, |all, lane| all ^ lane), std::sync::atomic::Ordering::Relaxed);
-    })
-    .expect("no panic");
-    sum.into_inner()
+    }
+    let medians: Vec<f64> = rates.iter_mut().map(|rates| median(rates)).collect();
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{title}");
+    for (case, rate) in cases.iter().zip(&medians) {
+        let _ = writeln!(out, "  {:28} {rate:8.1} {unit}  {:4.0} %", case.name, 100.0 * rate / medians[0]);
+    }
+}
+
+fn calls_in_slice(run: &mut dyn FnMut()) -> u32 {
+    let (start, mut calls) = (Instant::now(), 0);
+    while start.elapsed() < SLICE {
+        run();
+        calls += 1;
+    }
+    calls
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Threads to measure with: one, and all.

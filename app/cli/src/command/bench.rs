@@ -7,14 +7,20 @@ use crate::command::run::peak_memory_bytes;
 use crate::error::CliError;
 use crate::session::{Plan, plan};
 use crate::terminal::say;
+use npuhal_core::error::RunError;
 use npuhal_core::stage::{Control, HiddenRows, Row, SequenceId, Session, Stepper, TokenId, Want};
+use npuhal_cpu::limits::ReadLoop;
+use npuhal_models::TensorRole;
 use npuhal_models::sampling::greedy;
 use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
 use serde_json::json;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 /// Ids of the warm-up: enough to touch every weight and to wake the threads.
 pub(super) const WARM_UP_TOKENS: u32 = 8;
+/// Shortest time for which the read loop of a round runs.
+const READ_TIME: Duration = Duration::from_millis(100);
 
 pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let started = Instant::now();
@@ -32,33 +38,85 @@ pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let mut stepper = stepper(&plan)?;
     let mut bed = Bed::new(stepper.as_mut(), &host.control);
     bed.prefill(WARM_UP_TOKENS)?;
-    let mut table = vec![("TEST".to_owned(), "TOK/S".to_owned())];
+    // The loop's own memory is not the model's: the peak is read before there is one.
+    let mut memory = None;
+    let mut limit: Option<Limit> = None;
+    let mut table = vec![("TEST".to_owned(), "TOK/S".to_owned(), String::new())];
     for test in tests(&args) {
-        let mut rates = Vec::new();
+        let decodes = matches!(test, Test::Decode { .. });
+        if decodes && memory.is_none() {
+            memory = peak_memory_bytes();
+            limit = Limit::of(&plan)?;
+        }
+        let (mut rates, mut reads) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
             let elapsed = match test {
                 Test::Prefill { tokens } => bed.prefill(tokens)?,
                 Test::Decode { depth, tokens } => bed.decode(depth, tokens)?,
             };
             rates.push(f64::from(test.tokens()) / elapsed.as_secs_f64().max(f64::MIN_POSITIVE));
+            if let (true, Some(limit)) = (decodes, &limit) {
+                reads.push(limit.passes_a_second()?);
+            }
         }
         let tps = median(&mut rates);
+        let share = (!reads.is_empty()).then(|| tps / median(&mut reads));
         if args.jsonl {
-            say(&format!("{}\n", json!({ "test": test.name(), "tps": round(tps) })))?;
+            let mut line = json!({ "test": test.name(), "tps": round(tps) });
+            if let (Some(share), Some(limit)) = (share, &limit) {
+                line["bytes_a_token"] = json!(limit.loops.len_bytes());
+                line["share_of_read_loop"] = json!((share * 1e3).round() / 1e3);
+            }
+            say(&format!("{line}\n"))?;
         } else {
-            table.push((test.name(), format!("{tps:.1}")));
+            let share = share.map_or_else(String::new, |share| format!("  {:.0} % of reading alone", 100.0 * share));
+            table.push((test.name(), format!("{tps:.1}"), share));
         }
     }
     if !args.jsonl {
         let width = table.iter().map(|row| row.0.len()).max().unwrap_or(0);
-        for (name, rate) in table {
-            say(&format!("{name:width$}  {rate:>8}\n"))?;
+        for (name, rate, share) in table {
+            say(&format!("{name:width$}  {rate:>8}{share}\n"))?;
         }
-        if let Some(peak_bytes) = peak_memory_bytes() {
+        if let Some(limit) = &limit {
+            host.voice.note(format_args!("{:.1} MB of weights a token", limit.loops.len_bytes() as f64 / 1e6));
+        }
+        if let Some(peak_bytes) = memory.or_else(peak_memory_bytes) {
             host.voice.note(format_args!("peak memory {:.0} MiB", peak_bytes as f64 / (1 << 20) as f64));
         }
     }
     Ok(())
+}
+
+/// A loop that only reads as many bytes as the weights of a token take, on as many threads.
+struct Limit {
+    loops: ReadLoop,
+}
+
+impl Limit {
+    /// For a model whose layers all run on the CPU.
+    fn of(plan: &Plan) -> Result<Option<Self>, CliError> {
+        if plan.choice.route.name() != npuhal_cpu::route::NAME {
+            return Ok(None);
+        }
+        let of_layers = plan.model.tensors().filter(|(role, _)| matches!(role, TensorRole::Layer(..)));
+        let bytes = of_layers.map(|(_, tensor)| tensor.bytes().len()).sum::<usize>();
+        let bytes = bytes + plan.model.head()?.bytes().len();
+        let threads = plan.options.threads.or_else(|| std::thread::available_parallelism().ok());
+        let threads = threads.map_or(1, NonZeroUsize::get);
+        let loops = ReadLoop::new(bytes, threads).map_err(|error| CliError::Usage(error.to_string()))?;
+        Ok(Some(Self { loops }))
+    }
+
+    /// For about as long as a decode test's round.
+    fn passes_a_second(&self) -> Result<f64, CliError> {
+        let (started, mut passes) = (Instant::now(), 0u32);
+        while passes < 2 || started.elapsed() < READ_TIME {
+            self.loops.run().map_err(RunError::from)?;
+            passes += 1;
+        }
+        Ok(f64::from(passes) / started.elapsed().as_secs_f64().max(f64::MIN_POSITIVE))
+    }
 }
 
 /// Positions of the largest test.

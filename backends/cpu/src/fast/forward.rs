@@ -1,7 +1,7 @@
 //! The passes of a fast segment.
 
 use super::FastSegment;
-use crate::activations::{Activations, Forms};
+use crate::activations::{Activations, Forms, Precision};
 use crate::attention::{Attention, RowPages};
 use crate::elementwise::{Rotation, add};
 use crate::gemm::{self, Panels};
@@ -80,7 +80,7 @@ impl FastSegment {
     /// computed further and remain.
     #[allow(unsafe_code, reason = "threads write disjoint rows")]
     pub(super) fn layer(&mut self, index: usize, rows: &[Row], wanted: Option<&[usize]>) -> Result<(), RunError> {
-        let table = self.options.features.table();
+        let (table, precision) = (self.options.features.table(), self.options.precision);
         let (config, pool, weights, work) = (&self.config, &*self.pool, &self.weights.layers[index], &mut self.work);
         let (width, q_width, kv_width) = (config.hidden_size, config.q_width(), config.kv_width());
         let count = rows.len();
@@ -88,7 +88,7 @@ impl FastSegment {
         let x = work.x.get_mut::<f32>(count * width);
         let projections = [&weights.q, &weights.k, &weights.v];
         let normed = work.normed.get_mut::<f32>(count * width);
-        work.inputs.reset(count, width, forms_of(count, projections));
+        work.inputs.reset(count, width, precision, forms_of(count, precision, projections));
         norm_rows(pool, table, x, &weights.input_norm, config.rms_norm_eps, normed, &mut work.inputs)?;
         let outs = [
             work.q.get_mut::<f32>(count * q_width),
@@ -119,7 +119,7 @@ impl FastSegment {
         let attended = work.attended.get_mut::<f32>(count * q_width);
         work.attention.run(pool, table, self.cache.shape(), &views, &q[..count * q_width], attended)?;
 
-        work.inputs.reset(count, q_width, forms_of(count, [&weights.o]));
+        work.inputs.reset(count, q_width, precision, forms_of(count, precision, [&weights.o]));
         let writer = work.inputs.writer();
         for_rows(pool, count, &|row| {
             // SAFETY: each row is filled once.
@@ -129,7 +129,7 @@ impl FastSegment {
         product(pool, table, [&weights.o], &work.inputs, [&mut *normed], &mut work.panels)?;
         add_rows(pool, width, x, normed)?;
 
-        work.inputs.reset(count, width, forms_of(count, [&weights.gate, &weights.up]));
+        work.inputs.reset(count, width, precision, forms_of(count, precision, [&weights.gate, &weights.up]));
         norm_rows(pool, table, x, &weights.post_attention_norm, config.rms_norm_eps, normed, &mut work.inputs)?;
         let inner = config.intermediate_size;
         let gate = work.gate.get_mut::<f32>(count * inner);
@@ -137,7 +137,7 @@ impl FastSegment {
         let outs = [&mut *gate, &mut *up];
         product(pool, table, [&weights.gate, &weights.up], &work.inputs, outs, &mut work.panels)?;
 
-        work.inputs.reset(count, inner, forms_of(count, [&weights.down]));
+        work.inputs.reset(count, inner, precision, forms_of(count, precision, [&weights.down]));
         let writer = work.inputs.writer();
         let gate = Shared::new(gate);
         for_rows(pool, count, &|row| {
@@ -220,8 +220,9 @@ impl FastSegment {
         let (count, width) = (wanted.len(), config.hidden_size);
         let x = work.x.get_mut::<f32>(count * width);
         let normed = work.normed.get_mut::<f32>(count * width);
-        let forms = weights.head.as_ref().map_or(Forms::default(), |head| forms_of(count, [head]));
-        work.inputs.reset(count, width, forms);
+        let precision = self.options.precision;
+        let forms = weights.head.as_ref().map_or(Forms::default(), |head| forms_of(count, precision, [head]));
+        work.inputs.reset(count, width, precision, forms);
         match &weights.final_norm {
             Some(norm) => norm_rows(pool, table, x, norm, config.rms_norm_eps, normed, &mut work.inputs)?,
             None => {
@@ -261,9 +262,9 @@ fn by_gemv<const N: usize>(rows: usize, matrices: [&PackedMatrix; N]) -> bool {
 }
 
 /// The forms of an input of `rows` rows that the products with all of `matrices` read.
-fn forms_of<const N: usize>(rows: usize, matrices: [&PackedMatrix; N]) -> Forms {
+fn forms_of<const N: usize>(rows: usize, precision: Precision, matrices: [&PackedMatrix; N]) -> Forms {
     let forms = if by_gemv(rows, matrices) { gemv::forms } else { gemm::forms };
-    matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type())))
+    matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type(), precision)))
 }
 
 fn product<const N: usize>(

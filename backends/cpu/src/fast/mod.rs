@@ -1,8 +1,9 @@
-//! The `fast` numerics: a part of a model over packed weights.
+//! The `fast` and `int8` numerics: a part of a model over packed weights. They differ in [`Precision`] alone.
 
 mod forward;
 mod weights;
 
+use crate::activations::Precision;
 use crate::config::check_config;
 use crate::elementwise::Rotation;
 use crate::error::CpuError;
@@ -34,17 +35,19 @@ pub struct CpuOptions {
     pub sequences: u32,
     /// Instruction set.
     pub features: Features,
+    /// Of the inputs of products.
+    pub precision: Precision,
 }
 
 impl CpuOptions {
-    /// One sequence of `positions`, on the best instruction set of this processor.
+    /// One sequence of `positions`, near-exact, on the best instruction set of this processor.
     #[must_use]
     pub fn new(positions: u32, threads: usize) -> Self {
-        Self { threads, positions, sequences: 1, features: Features::detect() }
+        Self { threads, positions, sequences: 1, features: Features::detect(), precision: Precision::Bits15 }
     }
 }
 
-/// A part of a model in `fast` numerics.
+/// A part of a model in `fast` or `int8` numerics.
 pub struct FastSegment {
     config: ModelConfig,
     span: SegmentSpan,

@@ -33,28 +33,68 @@ pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8]) {
     let blocks = job.cols / BLOCK;
+    // SAFETY: the caller's promise.
+    let panel = unsafe { unpack_words(job, scratch) };
+    let mut tiles = Tiles::new();
+    while let Some((token, count)) = tiles.next(job) {
+        // SAFETY: `count` input rows from `token` on; the panel is unpacked.
+        unsafe {
+            let input = job.wide.add(token * blocks);
+            match count {
+                3 => tile3::<MINIMUM>(panel, input, blocks, &mut tiles.sums),
+                2 => tile2::<MINIMUM>(panel, input, blocks, &mut tiles.sums),
+                _ => tile1::<MINIMUM>(panel, input, blocks, &mut tiles.sums),
+            }
+        }
+        tiles.store(job);
+    }
+}
+
+/// Unpacks a job's panel; returns where it starts.
+///
+/// # Safety
+/// The processor has AVX2; the job's pointers cover the groups of its rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn unpack_words(job: &PanelJob<'_>, scratch: &mut [u8]) -> *const u8 {
+    let blocks = job.cols / BLOCK;
     assert!(scratch.len() >= blocks * PANEL_BLOCK_BYTES && blocks > 0);
     let panel = scratch.as_mut_ptr();
     for lane in 0..job.rows.div_ceil(GROUP_ROWS) {
         // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are not stored.
         unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
     }
-    let mut sums = Sums([0.0; 3 * PANEL_ROWS]);
-    let (mut token, mut fetched) = (0, 0);
-    while token < job.tokens {
-        let left = job.tokens - token;
-        // Three at a time; four are left as two and two.
-        let count = if left == 4 { 2 } else { left.min(3) };
-        // SAFETY: `count` input rows from `token` on and their results; the panel is unpacked.
-        unsafe {
-            let input = job.wide.add(token * blocks);
-            match count {
-                3 => tile3::<MINIMUM>(panel, input, blocks, &mut sums),
-                2 => tile2::<MINIMUM>(panel, input, blocks, &mut sums),
-                _ => tile1::<MINIMUM>(panel, input, blocks, &mut sums),
-            }
-            for (index, sums) in sums.0.chunks_exact(PANEL_ROWS).take(count).enumerate() {
-                let out = job.out.add((token + index) * job.stride);
+    panel
+}
+
+/// The input rows of a job, as tiles of up to three: [`Tiles::next`], sums of the tile, [`Tiles::store`], again.
+pub(crate) struct Tiles {
+    first: usize,
+    count: usize,
+    fetched: usize,
+    pub(crate) sums: Sums,
+}
+
+impl Tiles {
+    pub(crate) fn new() -> Self {
+        Self { first: 0, count: 0, fetched: 0, sums: Sums([0.0; 3 * PANEL_ROWS]) }
+    }
+
+    /// First input row of the next tile, and how many it has: three at a time; four are left as two and two.
+    #[inline(always)]
+    pub(crate) fn next(&mut self, job: &PanelJob<'_>) -> Option<(usize, usize)> {
+        self.first += self.count;
+        let left = job.tokens - self.first;
+        self.count = if left == 4 { 2 } else { left.min(3) };
+        (left > 0).then_some((self.first, self.count))
+    }
+
+    /// Stores the tile's sums, and asks for a part of the next panel, which comes to the cache while this one is worked on.
+    #[inline(always)]
+    pub(crate) fn store(&mut self, job: &PanelJob<'_>) {
+        for (index, sums) in self.sums.0.chunks_exact(PANEL_ROWS).take(self.count).enumerate() {
+            // SAFETY: the results of the panel's rows for this input row, which the job's pointers cover.
+            unsafe {
+                let out = job.out.add((self.first + index) * job.stride);
                 if job.rows == PANEL_ROWS {
                     std::ptr::copy_nonoverlapping(sums.as_ptr(), out, PANEL_ROWS);
                 } else {
@@ -62,13 +102,12 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8])
                 }
             }
         }
-        token += count;
-        // The next panel comes to the cache while this one is worked on.
-        let wanted = job.following.len() * token / job.tokens;
-        for at in (fetched..wanted).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(job.following[at..].as_ptr().cast());
+        let wanted = job.following.len() * (self.first + self.count) / job.tokens;
+        for at in (self.fetched..wanted).step_by(64) {
+            // SAFETY: a hint of the architecture's baseline; the address is that of a byte.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(job.following[at..].as_ptr().cast()) };
         }
-        fetched = wanted.next_multiple_of(64);
+        self.fetched = wanted.next_multiple_of(64);
     }
 }
 
@@ -76,8 +115,9 @@ unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8])
 const _: () = assert!(PANEL_BLOCK_BYTES == 1152 && size_of::<WideBlock>() == 80);
 const _: () = assert!(offset_of!(WideBlock, d) == 64 && offset_of!(WideBlock, s) == 68);
 
+/// Results of up to three input rows.
 #[repr(C, align(32))]
-struct Sums([f32; 3 * PANEL_ROWS]);
+pub(crate) struct Sums(pub(crate) [f32; 3 * PANEL_ROWS]);
 
 /// Repeats `$step!(panel offset, token offset)` for steps 1 to 15.
 macro_rules! steps {

@@ -1,26 +1,29 @@
 //! Prefill: products of a matrix with many rows.
 //!
-//! A panel of two groups (16 rows, all input features) is unpacked once and all input rows run against it. The next panel
-//! comes from an atomic counter. The results have the bits of [`crate::gemv`].
+//! A panel of two groups (16 rows, all input features) is unpacked once and all input rows run against it. The results have the bits of [`crate::gemv`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bytes;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
-mod unpack;
+pub(crate) mod unpack;
 
-use crate::activations::{Activations, Forms, WideBlock};
+use crate::activations::{Activations, ByteBlock, Forms, Precision, WideBlock};
 use crate::memory::{Scratch, Shared};
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
+use crate::shares::Shares;
 use crate::table::KernelTable;
 use npuhal_models::WeightType;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Rows of a panel.
 pub const PANEL_ROWS: usize = 2 * GROUP_ROWS;
 /// Scratch bytes that a panel takes for 32 input features.
 pub const PANEL_BLOCK_BYTES: usize = 1152;
+/// As [`PANEL_BLOCK_BYTES`], for inputs of 8 bits.
+pub const BYTE_PANEL_BLOCK_BYTES: usize = 640;
 
 /// One panel, all input rows.
 #[derive(Debug)]
@@ -33,6 +36,7 @@ pub struct PanelJob<'a> {
     pub(crate) cols: usize,
     pub(crate) tokens: usize,
     pub(crate) wide: *const WideBlock,
+    pub(crate) byte: *const ByteBlock,
     pub(crate) dense: *const f32,
     /// The panel's first row of the first input row's result.
     pub(crate) out: *mut f32,
@@ -44,18 +48,21 @@ pub struct PanelJob<'a> {
 
 /// The forms of its input that the GEMM kernel of a type reads.
 #[must_use]
-pub fn forms(weight_type: WeightType) -> Forms {
-    if decode::is_quantized(weight_type) {
+pub fn forms(weight_type: WeightType, precision: Precision) -> Forms {
+    if precision == Precision::Bits8 && decode::takes_bytes(weight_type) {
+        Forms { byte: true, ..Forms::default() }
+    } else if decode::is_quantized(weight_type) {
         Forms { wide: true, ..Forms::default() }
     } else {
         Forms { dense: true, ..Forms::default() }
     }
 }
 
-/// Unpacked panels, one for each thread.
+/// Unpacked panels, one for each thread, and who takes which next.
 #[derive(Debug, Default)]
 pub struct Panels {
     scratch: Vec<Scratch>,
+    shares: Shares,
 }
 
 impl Panels {
@@ -87,7 +94,8 @@ pub fn run<const N: usize>(
     outs: [&mut [f32]; N],
     panels: &mut Panels,
 ) -> Result<(), JobPanicked> {
-    let wanted = matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type())));
+    let precision = input.precision();
+    let wanted = matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type(), precision)));
     assert!(input.forms().or(wanted) == input.forms(), "input forms {:?}", input.forms());
     for (matrix, out) in matrices.iter().zip(&outs) {
         assert!(matrix.cols() == input.cols() && matrix.rows() * input.rows() == out.len());
@@ -97,13 +105,15 @@ pub fn run<const N: usize>(
     panels.reserve(pool.threads(), scratch_bytes);
     let scratch = Shared::new(&mut panels.scratch);
     let total: usize = matrices.iter().map(|matrix| matrix.rows().div_ceil(PANEL_ROWS)).sum();
-    let next = AtomicUsize::new(0);
+    // A matrix has at most 2^24 rows (`crate::config`).
+    panels.shares.reset(total as u32, pool.threads());
+    let shares = &panels.shares;
     pool.run(&|thread| {
         // SAFETY: one scratch a thread.
         let scratch = unsafe { &mut scratch.slice(thread, 1)[0] }.get_mut::<u8>(scratch_bytes);
-        let mut panel = next.fetch_add(1, Ordering::Relaxed);
-        while panel < total {
-            let following = next.fetch_add(1, Ordering::Relaxed);
+        let mut next = shares.take(thread);
+        while let Some(panel) = next {
+            next = shares.take(thread);
             let (matrix, out, index) = place(&matrices, &outs, panel);
             let row = index * PANEL_ROWS;
             let job = PanelJob {
@@ -114,15 +124,17 @@ pub fn run<const N: usize>(
                 cols: matrix.cols(),
                 tokens: input.rows(),
                 wide: input.wide().as_ptr(),
+                byte: input.byte().as_ptr(),
                 dense: input.dense().as_ptr(),
                 // SAFETY: `row` is a row of the matrix, so inside the output.
                 out: unsafe { out.ptr().add(row) },
                 stride: matrix.rows(),
-                following: if following < total { panel_bytes(&matrices, &outs, following) } else { &[] },
+                following: next.map_or(&[], |following| panel_bytes(&matrices, &outs, following)),
             };
+            let byte = forms(matrix.weight_type(), precision).byte;
+            let kernels = if byte { table.byte_panel } else { table.panel };
             // SAFETY: lengths and forms were checked; each panel, so each set of rows, is taken once.
-            unsafe { (table.panel)(matrix.weight_type())(&job, scratch) };
-            panel = following;
+            unsafe { kernels(matrix.weight_type())(&job, scratch) };
         }
     })
 }

@@ -3,7 +3,7 @@
 
 use super::PanelJob;
 use crate::activations::BLOCK;
-use crate::gemv::portable::{accumulate, plain_group};
+use crate::gemv::portable::{accumulate, accumulate_bytes, plain_group};
 use crate::packed::GROUP_ROWS;
 use crate::packed::decode::{DecodedBlock, block, is_quantized};
 use crate::table::PanelKernel;
@@ -13,9 +13,31 @@ pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
     if is_quantized(weight_type) { quantized } else { plain }
 }
 
+pub(crate) fn byte_kernel(_: WeightType) -> PanelKernel {
+    bytes
+}
+
 /// # Safety
 /// The job's pointers cover the groups of its rows, its input rows and its results.
 unsafe fn quantized(job: &PanelJob<'_>, _: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    unsafe { panel(job, job.wide, accumulate) };
+}
+
+/// # Safety
+/// As [`quantized`], with byte blocks.
+unsafe fn bytes(job: &PanelJob<'_>, _: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    unsafe { panel(job, job.byte, accumulate_bytes) };
+}
+
+/// # Safety
+/// As [`quantized`]; `input` are the input rows' blocks.
+unsafe fn panel<Block>(
+    job: &PanelJob<'_>,
+    input: *const Block,
+    accumulate: impl Fn(WeightType, &DecodedBlock, &Block, &mut [f32; GROUP_ROWS]),
+) {
     let blocks = job.cols / BLOCK;
     let mut decoded = vec![DecodedBlock::ZERO; blocks];
     for first in (0..job.rows).step_by(GROUP_ROWS) {
@@ -26,7 +48,7 @@ unsafe fn quantized(job: &PanelJob<'_>, _: &mut [u8]) {
         }
         for token in 0..job.tokens {
             // SAFETY: input row `token`.
-            let input = unsafe { std::slice::from_raw_parts(job.wide.add(token * blocks), blocks) };
+            let input = unsafe { std::slice::from_raw_parts(input.add(token * blocks), blocks) };
             let mut sums = [0.0; GROUP_ROWS];
             for (weights, input) in decoded.iter().zip(input) {
                 accumulate(job.weight_type, weights, input, &mut sums);

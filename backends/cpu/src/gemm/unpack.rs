@@ -11,9 +11,9 @@ use npuhal_models::WeightType;
 use std::arch::x86_64::*;
 
 /// Offset of the scales in a panel block.
-pub(super) const SCALES: usize = 1024;
+pub(crate) const SCALES: usize = 1024;
 /// Offset of the minima in a panel block.
-pub(super) const MINIMA: usize = 1088;
+pub(crate) const MINIMA: usize = 1088;
 
 /// Unpacks the group at `group` into lane `lane` of the panel.
 ///

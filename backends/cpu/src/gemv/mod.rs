@@ -4,9 +4,11 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bytes;
 pub(crate) mod portable;
 
-use crate::activations::{Activations, BLOCK, Forms, SplitBlock, WideBlock};
+use crate::activations::{Activations, BLOCK, ByteBlock, Forms, Precision, SplitBlock, WideBlock};
 use crate::memory::Shared;
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
@@ -28,6 +30,7 @@ pub struct GemvJob {
     pub(crate) cols: usize,
     pub(crate) split: *const SplitBlock,
     pub(crate) wide: *const WideBlock,
+    pub(crate) byte: *const ByteBlock,
     pub(crate) dense: *const f32,
     /// Eight results a group.
     pub(crate) out: *mut f32,
@@ -35,9 +38,11 @@ pub struct GemvJob {
 
 /// The forms of its input that the GEMV kernel of a type reads.
 #[must_use]
-pub fn forms(weight_type: WeightType) -> Forms {
+pub fn forms(weight_type: WeightType, precision: Precision) -> Forms {
     if !decode::is_quantized(weight_type) {
         Forms { dense: true, ..Forms::default() }
+    } else if precision == Precision::Bits8 && decode::takes_bytes(weight_type) {
+        Forms { byte: true, ..Forms::default() }
     } else if weight_type == WeightType::Q8_0 {
         Forms { wide: true, ..Forms::default() }
     } else {
@@ -61,7 +66,8 @@ pub fn run<const N: usize>(
     input: &Activations,
     outs: [&mut [f32]; N],
 ) -> Result<(), JobPanicked> {
-    let wanted = matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type())));
+    let precision = input.precision();
+    let wanted = matrices.iter().fold(Forms::default(), |all, matrix| all.or(forms(matrix.weight_type(), precision)));
     assert!(input.forms().or(wanted) == input.forms(), "input forms {:?}", input.forms());
     for (matrix, out) in matrices.iter().zip(&outs) {
         assert!(matrix.cols() == input.cols() && matrix.rows() * input.rows() == out.len());
@@ -108,7 +114,8 @@ unsafe fn run_groups(
 ) {
     let blocks = input.cols() / BLOCK;
     let first_out = row * matrix.rows();
-    let kernel = (table.gemv)(matrix.weight_type());
+    let kernels = if forms(matrix.weight_type(), input.precision()).byte { table.byte_gemv } else { table.gemv };
+    let kernel = kernels(matrix.weight_type());
     let job = |groups: Range<usize>, out: *mut f32| GemvJob {
         weight_type: matrix.weight_type(),
         groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
@@ -117,6 +124,7 @@ unsafe fn run_groups(
         // Empty where the kernel does not read the form.
         split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
         wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
+        byte: input.byte().get(row * blocks..).unwrap_or_default().as_ptr(),
         dense: input.dense().get(row * input.cols()..).unwrap_or_default().as_ptr(),
         out,
     };

@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "jobs carry raw pointers to parts of larger buffers")]
 
 use super::GemvJob;
-use crate::activations::{BLOCK, WideBlock};
-use crate::packed::decode::{DecodedBlock, block, has_minimum, is_quantized};
+use crate::activations::{BLOCK, ByteBlock, WideBlock};
+use crate::packed::decode::{DecodedBlock, block, has_minimum, is_quantized, sums_halves};
 use crate::packed::{GROUP_ROWS, group_bytes};
 use crate::table::GemvKernel;
 use npuhal_core::dtype::{bf16_value, f16_value};
@@ -11,6 +11,10 @@ use npuhal_models::WeightType;
 
 pub(crate) fn kernel(weight_type: WeightType) -> GemvKernel {
     if is_quantized(weight_type) { quantized } else { plain }
+}
+
+pub(crate) fn byte_kernel(_: WeightType) -> GemvKernel {
+    bytes
 }
 
 /// # Safety
@@ -57,7 +61,10 @@ pub(crate) fn accumulate(
 ) {
     let has_minimum = has_minimum(weight_type);
     for lane in 0..GROUP_ROWS {
-        let dot = dot(&weights.codes[lane], &input.v);
+        let (first, second) = weights.codes[lane].split_at(BLOCK / 2);
+        let (x, y) = input.v.split_at(BLOCK / 2);
+        // Exact: at most 32 × 4096 × 16256.
+        let dot = dot(first, x) * i32::from(weights.factor[0][lane]) + dot(second, y) * i32::from(weights.factor[1][lane]);
         sums[lane] = (dot as f32).mul_add(weights.scale[lane] * input.d, sums[lane]);
         if has_minimum {
             sums[lane] = weights.minimum[lane].mul_add(input.s, sums[lane]);
@@ -65,32 +72,78 @@ pub(crate) fn accumulate(
     }
 }
 
-/// Exact: at most `32 × 4096 × 16256`.
+/// As [`accumulate`], of 8-bit inputs. A sub-block's integer scale times the block's scale is exact in f32.
+#[inline]
+pub(crate) fn accumulate_bytes(
+    weight_type: WeightType,
+    weights: &DecodedBlock,
+    input: &ByteBlock,
+    sums: &mut [f32; GROUP_ROWS],
+) {
+    let q = input.q.map(i16::from);
+    let (x, y) = q.split_at(BLOCK / 2);
+    for lane in 0..GROUP_ROWS {
+        let (first, second) = weights.codes[lane].split_at(BLOCK / 2);
+        let dots = [dot(first, x), dot(second, y)];
+        let scale = |half: usize| weights.scale[lane] * f32::from(weights.factor[half][lane]) * input.d;
+        if sums_halves(weight_type) {
+            for (half, dot) in dots.into_iter().enumerate() {
+                sums[lane] = (dot as f32).mul_add(scale(half), sums[lane]);
+            }
+        } else {
+            sums[lane] = ((dots[0] + dots[1]) as f32).mul_add(scale(0), sums[lane]);
+        }
+        if has_minimum(weight_type) {
+            sums[lane] = weights.minimum[lane].mul_add(input.s, sums[lane]);
+        }
+    }
+}
+
+/// Of 16 codes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn dot(codes: &[i16; BLOCK], input: &[i16; BLOCK]) -> i32 {
+fn dot(codes: &[i16], input: &[i16]) -> i32 {
     use std::arch::x86_64::*;
-    // SAFETY: SSE2 is part of the architecture's baseline; each load is eight of the 32 elements.
+    assert!(codes.len() == BLOCK / 2 && input.len() == BLOCK / 2);
+    // SAFETY: SSE2 is part of the architecture's baseline; each load is eight of the 16 elements.
     unsafe {
         let product = |at: usize| {
             let codes = _mm_loadu_si128(codes.as_ptr().add(at).cast());
             _mm_madd_epi16(codes, _mm_loadu_si128(input.as_ptr().add(at).cast()))
         };
-        let sum = _mm_add_epi32(_mm_add_epi32(product(0), product(8)), _mm_add_epi32(product(16), product(24)));
+        let sum = _mm_add_epi32(product(0), product(8));
         let sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b01_00_11_10));
         _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b10_11_00_01)))
     }
 }
 
-/// Exact: at most `32 × 4096 × 16256`.
+/// Of 16 codes.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-fn dot(codes: &[i16; BLOCK], input: &[i16; BLOCK]) -> i32 {
-    let mut sum = 0;
-    for k in 0..BLOCK {
-        sum += i32::from(codes[k]) * i32::from(input[k]);
+fn dot(codes: &[i16], input: &[i16]) -> i32 {
+    codes.iter().zip(input).map(|(&code, &x)| i32::from(code) * i32::from(x)).sum()
+}
+
+/// # Safety
+/// As [`quantized`], with byte blocks.
+unsafe fn bytes(job: &GemvJob) {
+    let blocks = job.cols / BLOCK;
+    let bytes = group_bytes(job.weight_type, job.cols);
+    // SAFETY: the caller's promise.
+    let input = unsafe { std::slice::from_raw_parts(job.byte, blocks) };
+    let mut decoded = DecodedBlock::ZERO;
+    for index in 0..job.count {
+        // SAFETY: group `index` and its eight results.
+        let (group, out) = unsafe {
+            let group = std::slice::from_raw_parts(job.groups.add(index * bytes), bytes);
+            (group, &mut *job.out.add(index * GROUP_ROWS).cast::<[f32; GROUP_ROWS]>())
+        };
+        *out = [0.0; GROUP_ROWS];
+        for (at, input) in input.iter().enumerate() {
+            block(job.weight_type, group, at, &mut decoded);
+            accumulate_bytes(job.weight_type, &decoded, input, out);
+        }
     }
-    sum
 }
 
 /// # Safety

@@ -7,12 +7,14 @@ use npuhal_models::WeightType;
 /// Input features that a decoded block spans.
 pub const BLOCK: usize = 32;
 
-/// 32 input features of a group of eight quantized rows: weight `(r, k)` is `codes[r][k] × scale[r] + minimum[r]`. The codes
-/// are centred, and for K types multiplied by the sub-block's integer scale.
+/// 32 input features of a group of eight quantized rows: weight `(r, k)` is
+/// `codes[r][k] × factor[k / 16][r] × scale[r] + minimum[r]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecodedBlock {
     /// Centred codes.
     pub codes: [[i16; BLOCK]; GROUP_ROWS],
+    /// Integer scales of K types' sub-blocks, for each half; 1 for other types.
+    pub factor: [[i16; GROUP_ROWS]; 2],
     /// Scales.
     pub scale: [f32; GROUP_ROWS],
     /// Minima; zero for types without.
@@ -21,14 +23,32 @@ pub struct DecodedBlock {
 
 impl DecodedBlock {
     /// All zero.
-    pub const ZERO: Self =
-        Self { codes: [[0; BLOCK]; GROUP_ROWS], scale: [0.0; GROUP_ROWS], minimum: [0.0; GROUP_ROWS] };
+    pub const ZERO: Self = Self {
+        codes: [[0; BLOCK]; GROUP_ROWS],
+        factor: [[1; GROUP_ROWS]; 2],
+        scale: [0.0; GROUP_ROWS],
+        minimum: [0.0; GROUP_ROWS],
+    };
 }
 
 /// Whether weights of this type have a minimum term.
 #[must_use]
 pub const fn has_minimum(weight_type: WeightType) -> bool {
     matches!(weight_type, WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K)
+}
+
+/// Whether products of this type take inputs of 8 bits where these are asked for. Weights of 8 bits do not: input codes of
+/// 16 bits cost them nothing.
+#[must_use]
+pub const fn takes_bytes(weight_type: WeightType) -> bool {
+    is_quantized(weight_type) && !matches!(weight_type, WeightType::Q8_0)
+}
+
+/// Whether the sum over 32 codes times 8-bit inputs is kept in two halves: their scales differ, or the whole does not fit 16
+/// bits.
+#[must_use]
+pub const fn sums_halves(weight_type: WeightType) -> bool {
+    matches!(weight_type, WeightType::Q5_1 | WeightType::Q5K | WeightType::Q6K)
 }
 
 /// Whether the type stores codes with scales, as opposed to plain floats.
@@ -77,8 +97,12 @@ pub fn row(weight_type: WeightType, group: &[u8], lane: usize, out: &mut [f32]) 
             let mut decoded = DecodedBlock::ZERO;
             for (index, out) in out.chunks_exact_mut(BLOCK).enumerate() {
                 lane_of_block(weight_type, group, index, lane, &mut decoded);
-                for (out, code) in out.iter_mut().zip(decoded.codes[lane]) {
-                    *out = f32::from(code) * decoded.scale[lane] + decoded.minimum[lane];
+                for (half, out) in out.chunks_exact_mut(BLOCK / 2).enumerate() {
+                    let codes = &decoded.codes[lane][BLOCK / 2 * half..];
+                    for (out, code) in out.iter_mut().zip(codes) {
+                        let code = f32::from(code * decoded.factor[half][lane]);
+                        *out = code * decoded.scale[lane] + decoded.minimum[lane];
+                    }
                 }
             }
         }
@@ -113,16 +137,16 @@ fn lane_of_block(weight_type: WeightType, group: &[u8], block: usize, lane: usiz
         WeightType::Q4K | WeightType::Q5K => {
             out.minimum[lane] = -f16_value(half_bits(src, 16, lane)) * f32::from(src[96 + 8 * sub + lane]);
             let scale = i16::from(src[32 + 8 * sub + lane]);
+            out.factor.iter_mut().for_each(|factor| factor[lane] = scale);
             store(codes, &words_k(src, sub, lane, weight_type == WeightType::Q5K), 0);
-            codes.iter_mut().for_each(|code| *code *= scale);
         }
         WeightType::Q6K => {
             for part in 0..2 {
                 let sub = 2 * sub + part;
-                let scale = i16::from(src[16 + 8 * sub + lane].cast_signed());
+                out.factor[part][lane] = i16::from(src[16 + 8 * sub + lane].cast_signed());
                 let words = words6(src, 144 + 96 * sub, lane);
                 for (k, code) in codes[16 * part..16 * part + 16].iter_mut().enumerate() {
-                    *code = (i16::from(words[k / 4].to_le_bytes()[k % 4]) - 32) * scale;
+                    *code = i16::from(words[k / 4].to_le_bytes()[k % 4]) - 32;
                 }
             }
         }
