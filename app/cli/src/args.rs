@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Pack(PackArgs),
     /// Hold a Q4NX directory against the GGUF file it was made from
     Verify(VerifyArgs),
+    /// Kernels for the NPU lanes
+    Kit(crate::command::kit::KitArgs),
     /// Show the devices and whether each can be used
     Devices(DevicesArgs),
     /// Find out why the NPU cannot be used, and what to do about it
@@ -111,6 +113,10 @@ pub(crate) struct SessionArgs {
     /// What matters most where several routes serve: npu, speed or context [default: the order of precedence]
     #[arg(long, value_name = "WHAT")]
     pub(crate) prefer: Option<String>,
+
+    /// Folder with the kernels of an NPU lane [default: npu/ in the model's directory]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) kernels: Option<PathBuf>,
 
     /// Option of a route; `npuhal routes` lists them (may be given several times)
     #[arg(long, value_name = "KEY=VALUE")]

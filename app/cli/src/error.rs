@@ -40,6 +40,9 @@ pub(crate) enum CliError {
     /// A packed directory that is not what its GGUF file says.
     #[error("{0}")]
     Different(String),
+    /// Kernels that cannot be written.
+    #[error("{0}")]
+    Kit(String),
     #[error(transparent)]
     Text(#[from] TextError),
     #[error(transparent)]

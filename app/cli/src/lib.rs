@@ -14,7 +14,9 @@ mod args;
 mod command;
 mod doctor;
 mod error;
+mod kernels;
 mod npu;
+mod packed;
 mod session;
 mod terminal;
 mod thoughts;
@@ -117,6 +119,7 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
         Command::Inspect(args) => command::inspect::inspect(host, &args),
         Command::Pack(args) => command::pack::pack(host, &args),
         Command::Verify(args) => command::verify::verify(host, &args),
+        Command::Kit(args) => command::kit::kit(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Doctor(args) => command::doctor::doctor(host, &args),
         Command::Routes(args) => command::routes::routes(host, &args),

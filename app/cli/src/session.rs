@@ -4,6 +4,7 @@ use crate::Host;
 use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
+use crate::packed;
 use crate::terminal::complain;
 use clap::CommandFactory;
 use npuhal_core::stage::Session;
@@ -16,15 +17,17 @@ use npuhal_registry::private::{private_route_missing, stated_model_type};
 use npuhal_registry::{
     AddonSources, Choice, DeviceChoice, Options, Registry, Request, SelectionError, SelectionProblem, select,
 };
+use npuhal_xdna2::route::KERNELS_OPTION;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 // The crates that submit built-in routes and devices must be named, or they submit nothing.
 use npuhal_cpu as _;
+use npuhal_xdna2 as _;
 
 /// Packages whose routes and devices are part of the program.
-const BUILT_IN: [&str; 2] = ["npuhal-cpu", env!("CARGO_PKG_NAME")];
+const BUILT_IN: [&str; 3] = ["npuhal-cpu", "npuhal-xdna2", env!("CARGO_PKG_NAME")];
 
 /// A model, chosen and located but not loaded.
 pub(crate) struct Plan {
@@ -72,6 +75,9 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
             .set_route_pair(pair, &registry.option_keys())
             .map_err(|error| CliError::Usage(format!("--npu-opt: {error}")))?;
     }
+    if let Some(kernels) = &args.kernels {
+        options.route_options.insert(KERNELS_OPTION.to_owned(), kernels_folder(kernels)?);
+    }
     Ok(Request {
         device,
         prefer: prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?,
@@ -80,8 +86,29 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
     })
 }
 
+/// Options of routes are text, and the folder is looked at before a model is fetched or packed.
+fn kernels_folder(folder: &Path) -> Result<String, CliError> {
+    let shown = folder.display();
+    match folder.to_str() {
+        Some(text) if folder.is_dir() => Ok(text.to_owned()),
+        Some(_) => Err(CliError::Usage(format!("--kernels {shown}: wanted a folder, found none"))),
+        None => Err(CliError::Usage(format!("--kernels {shown}: the name of the folder is not UTF-8 text"))),
+    }
+}
+
+/// The model called `spec`, packed where the device that is asked for takes it only so.
+pub(crate) fn open_model_for(
+    host: &Host,
+    registry: &Registry,
+    spec: &OsStr,
+    request: &mut Request,
+) -> Result<ModelSource, CliError> {
+    let model = open_model(host, registry, spec)?;
+    packed::for_device(host, registry, model, request)
+}
+
 /// The model called `spec`. One that cannot be opened, but states a type that only an add-on runs, says so.
-pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Result<ModelSource, CliError> {
+fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Result<ModelSource, CliError> {
     let private = |path: &Path| {
         let missing = private_route_missing(registry, &stated_model_type(path)?)?;
         Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
@@ -105,8 +132,8 @@ pub(crate) struct Prepared {
 /// Finds the model and reads what is asked of it.
 pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
-    let request = request(&registry, &args.session)?;
-    let model = open_model(host, &registry, &args.model)?;
+    let mut request = request(&registry, &args.session)?;
+    let model = open_model_for(host, &registry, &args.model, &mut request)?;
     Ok(Prepared { model, registry, request })
 }
 

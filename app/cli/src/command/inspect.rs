@@ -3,11 +3,12 @@
 use crate::Host;
 use crate::args::InspectArgs;
 use crate::error::CliError;
+use crate::kernels::KernelState;
 use crate::session::locate;
 use crate::terminal::{bytes_text, say};
 use npuhal_models::gguf::GgufFile;
 use npuhal_models::q4nx::Q4nxFile;
-use npuhal_models::q4nx::directory::MODEL_FILE;
+use npuhal_models::q4nx::directory::{KERNELS, MODEL_FILE};
 use npuhal_models::q4nx::stamp::{Stamp, StampState};
 use npuhal_models::summary::{Amount, ModelSummary};
 use npuhal_models::template::ChatTemplate;
@@ -42,8 +43,8 @@ pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
 /// A Q4NX directory.
 fn directory(path: &Path, args: &InspectArgs) -> Result<(), CliError> {
     let file = Q4nxFile::open(&path.join(MODEL_FILE))?;
-    let mut report = directory_report(path, &file);
     let model = ModelSource::open(path);
+    let mut report = directory_report(path, &file, model.as_ref().ok());
     if let Ok(model) = &model {
         extend(&mut report, model_parts(model).map(|(name, part)| (name.to_owned(), part)));
     }
@@ -63,7 +64,12 @@ fn directory(path: &Path, args: &InspectArgs) -> Result<(), CliError> {
     model.map(drop).map_err(CliError::from)
 }
 
-fn directory_report(path: &Path, file: &Q4nxFile) -> Value {
+fn directory_report(path: &Path, file: &Q4nxFile, model: Option<&ModelSource>) -> Value {
+    let kernels = match model {
+        Some(model) => KernelState::of(path, model).to_string(),
+        None if path.join(KERNELS).is_dir() => "npu/".to_owned(),
+        None => "none".to_owned(),
+    };
     let metadata: Map<String, Value> =
         file.metadata().iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))).collect();
     json!({
@@ -73,7 +79,7 @@ fn directory_report(path: &Path, file: &Q4nxFile) -> Value {
         "tensors": file.tensors().len(),
         "metadata": metadata,
         "provenance": provenance(path),
-        "kernels": if path.join("npu").is_dir() { "npu/" } else { "none" },
+        "kernels": kernels,
     })
 }
 

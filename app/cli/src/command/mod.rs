@@ -7,6 +7,7 @@ pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
+pub(crate) mod kit;
 pub(crate) mod list;
 pub(crate) mod pack;
 pub(crate) mod pull;
