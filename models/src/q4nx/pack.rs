@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct PackOptions {
     /// Directory whose `tokenizer.json` and `tokenizer_config.json` are copied; without one they are made from the GGUF file.
     pub tokenizer: Option<PathBuf>,
-    /// Take the place of a directory that this program has packed.
+    /// Take the place of a directory that this program has packed. Its kernels stay.
     pub replace: bool,
     /// Threads; `None` is one for each processor the process may use.
     pub threads: Option<NonZeroUsize>,
