@@ -1,4 +1,5 @@
-//! Host time of a token of the full-ELF lane: a new context length every token, on a device that does nothing.
+//! Host time of a token of the full-ELF lane: a new context length every token, on a device that does nothing, and behind the
+//! virtual driver with the array left out.
 
 #[path = "../../backends/xdna2/tests/common/kernels.rs"]
 #[allow(dead_code, reason = "the tests of the backend use the rest")]
@@ -6,14 +7,18 @@ mod kernels;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use kernels::{kernel_files, small_config};
+use npuhal_amdxdna::NpuDevice;
+use npuhal_core::device::Device;
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Want};
 use npuhal_models::ModelConfig;
 use npuhal_tests::kit::devices::NullDevice;
+use npuhal_virtual::{VirtualDevice, VirtualSpec};
 use npuhal_xdna2::dimensions::Dimensions;
 use npuhal_xdna2::lane::{Lane, LaneOptions, LaneSource, LayerTensors};
 use npuhal_xdna2::packing::{PackError, TILE_BYTES, TileSource, tiles_of};
 
 const POSITIONS: u32 = 4096;
+const DRIVER: &str = "virtual:npu5?array=skip";
 
 /// Qwen3-0.6B with tiles that are never written.
 struct Empty {
@@ -96,26 +101,37 @@ fn token(criterion: &mut Criterion) {
     };
     let dimensions = Dimensions::of(&config).expect("dimensions of the lane");
     let files = kernel_files(&dimensions, POSITIONS);
-    let embedding = vec![0; dimensions.vocab * dimensions.hidden_bytes()];
-    let source = Box::new(Empty { config, embedding });
-    let mut lane = Lane::load(Box::<NullDevice>::default(), source, &files, LaneOptions::default()).expect("a lane");
-    lane.begin().expect("a context");
-    let (mut logits, control) = (HiddenRows::new(), Control::new());
-    for (name, want) in [("prompt token", Want::Nothing), ("token with logits", Want::Last)] {
-        let mut position = 0;
-        criterion.bench_function(&format!("lane/28 layers/{name}"), |bencher| {
-            bencher.iter(|| {
-                if position == POSITIONS {
-                    position = 0;
-                }
-                lane.truncate(SequenceId(0), position as usize);
-                let row = Row { sequence: SequenceId(0), token: position, position };
-                lane.forward(&[row], &mut logits, want, &control).expect("a token");
-                position += 1;
+    let devices: [(&str, Box<dyn Device>); 2] =
+        [("no device", Box::<NullDevice>::default()), (DRIVER, virtual_driver())];
+    for (device_name, device) in devices {
+        let embedding = vec![0; dimensions.vocab * dimensions.hidden_bytes()];
+        let source = Box::new(Empty { config: config.clone(), embedding });
+        let mut lane = Lane::load(device, source, &files, LaneOptions::default()).expect("a lane");
+        lane.begin().expect("a context");
+        let (mut logits, control) = (HiddenRows::new(), Control::new());
+        for (name, want) in [("prompt token", Want::Nothing), ("token with logits", Want::Last)] {
+            let mut position = 0;
+            criterion.bench_function(&format!("lane/28 layers/{device_name}/{name}"), |bencher| {
+                bencher.iter(|| {
+                    if position == POSITIONS {
+                        position = 0;
+                    }
+                    lane.truncate(SequenceId(0), position as usize);
+                    let row = Row { sequence: SequenceId(0), token: position, position };
+                    lane.forward(&[row], &mut logits, want, &control).expect("a token");
+                    position += 1;
+                });
             });
-        });
-        lane.truncate(SequenceId(0), 0);
+            lane.truncate(SequenceId(0), 0);
+        }
     }
+}
+
+/// The virtual NPU's driver; its array completes every well-formed command without looking at the code.
+fn virtual_driver() -> Box<dyn Device> {
+    let spec: VirtualSpec = DRIVER.parse().expect("a virtual device");
+    let hardware = VirtualDevice::new(&spec);
+    Box::new(NpuDevice::open(hardware.connect(), &hardware.identity()).expect("a device"))
 }
 
 criterion_group!(benches, token);

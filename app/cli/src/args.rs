@@ -375,7 +375,7 @@ pub(crate) struct PackArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) tokenizer: Option<PathBuf>,
 
-    /// Replace a directory that was packed before
+    /// Replace a directory that was packed before; its kernels (npu/) stay
     #[arg(long)]
     pub(crate) force: bool,
 

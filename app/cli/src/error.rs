@@ -56,6 +56,9 @@ pub(crate) enum CliError {
     /// A packed directory that is not what its GGUF file says.
     #[error("{0}")]
     Different(String),
+    /// Kernels that cannot be written.
+    #[error("{0}")]
+    Kernels(String),
     #[error(transparent)]
     Text(#[from] TextError),
     /// A prompt that the context cannot hold.

@@ -4,6 +4,7 @@ use crate::Host;
 use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
+use crate::packed;
 use crate::terminal::complain;
 use clap::CommandFactory;
 use npuhal_core::stage::Session;
@@ -24,9 +25,10 @@ use std::path::{Path, PathBuf};
 // The crates that submit built-in routes and devices must be named, or they submit nothing.
 use npuhal_cpu as _;
 use npuhal_xdna1 as _;
+use npuhal_xdna2 as _;
 
 /// Packages whose routes and devices are part of the program.
-const BUILT_IN: [&str; 3] = ["npuhal-cpu", "npuhal-xdna1", env!("CARGO_PKG_NAME")];
+const BUILT_IN: [&str; 4] = ["npuhal-cpu", "npuhal-xdna1", "npuhal-xdna2", env!("CARGO_PKG_NAME")];
 
 /// A model, chosen and located but not loaded.
 pub(crate) struct Plan {
@@ -69,7 +71,7 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
         cpu_features: args.cpu_features.clone().or_else(|| std::env::var("NPUHAL_CPU_FEATURES").ok()),
         context_positions: args.context,
         npu_layers: npu_layers(args)?,
-        kernels: args.kernels.clone(),
+        kernels: kernels_folder(args)?,
         sequences: args.sequences,
         ..Options::default()
     };
@@ -96,6 +98,16 @@ fn npu_layers(args: &SessionArgs) -> Result<Option<NpuLayers>, CliError> {
     Ok(Some(NpuLayers::Count(count)))
 }
 
+/// The folder of kernels is looked at before a model is fetched or packed.
+fn kernels_folder(args: &SessionArgs) -> Result<Option<PathBuf>, CliError> {
+    match &args.kernels {
+        Some(folder) if !folder.is_dir() => {
+            Err(CliError::Usage(format!("--kernels {}: wanted a folder, found none", folder.display())))
+        }
+        given => Ok(given.clone()),
+    }
+}
+
 /// The model at `path`. A package's files are hashed where they have changed, or where `verify` wants it, under a progress bar.
 fn open_source(host: &Host, path: &Path, verify: bool) -> Result<ModelSource, ModelError> {
     let mut bar = None;
@@ -109,13 +121,20 @@ fn open_source(host: &Host, path: &Path, verify: bool) -> Result<ModelSource, Mo
     opened
 }
 
-/// The model called `spec`; `verify` as in [`open_source`]. One that cannot be opened, but states a type that only an add-on runs, says so.
-pub(crate) fn open_model(
+/// The model called `spec`, packed where the device that is asked for takes it only so; `verify` as in [`open_source`].
+pub(crate) fn open_model_for(
     host: &Host,
     registry: &Registry,
     spec: &OsStr,
+    request: &mut Request,
     verify: bool,
 ) -> Result<ModelSource, CliError> {
+    let model = open_model(host, registry, spec, verify)?;
+    packed::for_device(host, registry, model, request)
+}
+
+/// The model called `spec`. One that cannot be opened, but states a type that only an add-on runs, says so.
+fn open_model(host: &Host, registry: &Registry, spec: &OsStr, verify: bool) -> Result<ModelSource, CliError> {
     let private = |path: &Path| {
         let missing = private_route_missing(registry, &stated_model_type(path)?)?;
         Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
@@ -139,8 +158,8 @@ pub(crate) struct Prepared {
 /// Finds the model and reads what is asked of it.
 pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
-    let request = request(&registry, &args.session)?;
-    let model = open_model(host, &registry, &args.model, args.verify)?;
+    let mut request = request(&registry, &args.session)?;
+    let model = open_model_for(host, &registry, &args.model, &mut request, args.verify)?;
     Ok(Prepared { model, registry, request })
 }
 

@@ -50,7 +50,7 @@ fn every_name_of_the_program_is_registered() {
     let built_in = |names: &[&str]| -> Vec<(String, String)> {
         names.iter().map(|name| ((*name).to_owned(), "built-in".to_owned())).collect()
     };
-    assert_eq!(names("routes"), built_in(&["cpu"]));
+    assert_eq!(names("routes"), built_in(&["cpu", "xdna2-lane"]));
     assert_eq!(names("factories"), built_in(&["amdxdna", "cpu", "virtual"]));
     assert_eq!((names("commands"), names("encoders")), (Vec::new(), Vec::new()));
     assert_eq!(found["addons"], Value::Array(Vec::new()));
@@ -137,9 +137,9 @@ fn wrong_preferences_and_options_are_usage_errors() {
     let model = home.model();
     for (arguments, wanted) in [
         (["--prefer", "cheap"], "--prefer: prefer cannot be 'cheap'; allowed: npu, speed, context"),
-        (["--npu-opt", "colour=red"], "--npu-opt: unknown option 'colour'; known options: none"),
+        (["--npu-opt", "colour=red"], "--npu-opt: unknown option 'colour'; known options: kernels"),
         (["--npu-opt", "colour"], "--npu-opt: an option is given as KEY=VALUE, not 'colour'"),
-        (["--npu-opt", "threads=3"], "--npu-opt: unknown option 'threads'; known options: none"),
+        (["--npu-opt", "threads=3"], "--npu-opt: unknown option 'threads'; known options: kernels"),
     ] {
         for command in [vec!["routes"], vec!["run", "hello"], vec!["bench"]] {
             let model = ["-m", model.to_str().unwrap()];

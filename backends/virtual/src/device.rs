@@ -21,6 +21,10 @@ use std::time::Duration;
 pub(crate) const QUEUE_DEPTH: usize = 4;
 /// Commands of a context whose time is remembered.
 const MAX_TIMES: usize = 256;
+/// Idle time after which the driver lets the device sleep. Contexts survive, what was loaded into the array does not: published
+/// for Strix Halo (`autosuspend_delay_ms` 5000), where the next runlist of such a context timed out. That it is so on every
+/// part is the less friendly reading.
+const AUTOSUSPEND_DELAY: Duration = Duration::from_secs(5);
 /// First address of the virtual process's mappings. Chosen so that the device's view of the first addresses carries
 /// into the upper half.
 const FIRST_ADDRESS: u64 = 0x2A00_7FC0_0000;
@@ -61,6 +65,8 @@ pub struct Statistics {
     pub pdi_requests: u64,
     /// Commands that ended, well or not.
     pub commands: u64,
+    /// Times the device fell asleep because nothing had run for [`VirtualDevice::autosuspend_delay`].
+    pub suspensions: u64,
 }
 
 impl VirtualDevice {
@@ -145,7 +151,22 @@ impl VirtualDevice {
             pdi_loads: state.loads.executed,
             pdi_requests: state.loads.requested,
             commands: state.commands,
+            suspensions: state.suspensions,
         }
+    }
+
+    /// Idle time after which the device falls asleep.
+    #[must_use]
+    pub fn autosuspend_delay() -> Duration {
+        AUTOSUSPEND_DELAY
+    }
+
+    /// Lets virtual time go by while nobody waits: a user who reads, a server without requests. What was submitted runs.
+    pub fn idle(&self, time: Duration) {
+        let mut state = self.lock();
+        let until = state.now.saturating_add(time);
+        while state.advance(self, Some(until)) {}
+        state.now = until;
     }
 
     /// Lets a run of the next submission meet `fault`: 0 is its first run. Adds to the plan of the device's URI.
@@ -209,6 +230,9 @@ pub(crate) struct State {
     pub(crate) is_removed: bool,
     pub(crate) loads: Loads,
     pub(crate) commands: u64,
+    suspensions: u64,
+    /// End of what ran last, or when the last context was made.
+    busy_until: Duration,
     next_address: u64,
     /// Second-generation parts run one context at a time.
     is_shared_in_time: bool,
@@ -320,6 +344,8 @@ impl State {
             is_removed: false,
             loads: Loads::default(),
             commands: 0,
+            suspensions: 0,
+            busy_until: Duration::ZERO,
             next_address: FIRST_ADDRESS,
             is_shared_in_time: spec.silicon.facts().is_preemptible,
             free_at: Duration::ZERO,
@@ -352,8 +378,18 @@ impl State {
     }
 
     pub(crate) fn insert_context(&mut self, context: Context) {
+        self.wake(self.now);
         self.contexts.insert(self.next_context, context);
         self.next_context += 1;
+    }
+
+    /// Something is to run at `at`. Where nothing has for too long, the device was asleep.
+    fn wake(&mut self, at: Duration) {
+        if at > self.busy_until.saturating_add(AUTOSUSPEND_DELAY) && !self.contexts.is_empty() {
+            self.suspensions += 1;
+            self.contexts.values_mut().for_each(|context| context.partition.reset());
+        }
+        self.busy_until = self.busy_until.max(at);
     }
 
     /// The key of the context with handle `id` in `file`.
@@ -389,6 +425,7 @@ impl State {
     }
 
     fn start(&mut self, device: &VirtualDevice, key: u64, at: Duration) {
+        self.wake(at);
         // The context leaves the table while it runs, so that state and context can be changed side by side.
         let Some(mut context) = self.contexts.remove(&key) else { return };
         let Some(mut job) = context.queue.pop_front() else {
@@ -402,6 +439,7 @@ impl State {
         context.queue.push_front(job);
         context.free_at = ends_at;
         self.free_at = ends_at;
+        self.busy_until = self.busy_until.max(ends_at);
         self.contexts.insert(key, context);
         if does_remove {
             self.remove(device);

@@ -74,6 +74,58 @@ pub enum LaneDecline {
         /// Largest value.
         limit: usize,
     },
+    /// Weights that the kernels do not read.
+    #[error(
+        "{tensor} is stored as {found}; the layer kernel reads q4_1 tiles, and those that can be repacked to them (Q4_K)"
+    )]
+    TileKind {
+        /// Tensor.
+        tensor: String,
+        /// Kind of its tiles.
+        found: &'static str,
+    },
+    /// A tensor that is not stored as tiles.
+    #[error("{tensor} is not stored as tiles; the lane takes Q4NX directories (`npuhal pack`)")]
+    NotTiled {
+        /// Tensor.
+        tensor: String,
+    },
+    /// A tensor that is not there.
+    #[error("the tensor for {tensor} is missing; the lane needs it")]
+    MissingTensor {
+        /// Tensor.
+        tensor: String,
+    },
+    /// Kernels that do nothing on hardware.
+    #[error(
+        "the kernels in {} were written for the virtual NPU and do nothing on hardware; name those that were compiled for it \
+         (--kernels DIR)", folder.display()
+    )]
+    VirtualKernels {
+        /// Where they are.
+        folder: PathBuf,
+    },
+    /// Kernels that the virtual NPU cannot run.
+    #[error(
+        "the kernels in {} were compiled for hardware, and the virtual NPU executes no compiled code; write its own with \
+         `npuhal kit xdna2`", folder.display()
+    )]
+    CompiledKernels {
+        /// Where they are.
+        folder: PathBuf,
+    },
+    /// More positions than there are.
+    #[error(
+        "a context of {asked} positions was asked for; the kernels serve {kernels}, and the model was trained for {trained}"
+    )]
+    Positions {
+        /// What was asked for.
+        asked: u32,
+        /// Positions of the kernels.
+        kernels: u32,
+        /// Positions of the model.
+        trained: u32,
+    },
     /// The kernels are made for another shape.
     #[error(
         "the kernels are for another model: {what} is {kernel} in {file} and {model} in the model; use the kernels made for it"

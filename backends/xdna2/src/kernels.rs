@@ -6,6 +6,7 @@ use crate::full_elf::{AssembleError, COLUMNS, FullElfRequest, PdiMode, assemble}
 use crate::instruction_elf::{InstructionElf, InstructionElfError};
 use crate::kv::{KV_ARGUMENT, KvError, KvGeometry};
 use crate::layer_images::{LayerImageError, LayerImages};
+use crate::md5::md5;
 use crate::packing::{BufferSizes, LayerLayout, NORMS_BYTES};
 use std::fs::File;
 use std::io::Read;
@@ -24,6 +25,10 @@ pub const HEAD_FILE: &str = "lmhead.elf";
 const CAPTURED_HEAD_FILE: &str = "elf_0002_lmhead.bin";
 /// Partition image.
 pub const PDI_FILE: &str = "layer.pdi";
+/// File beside kernels that were written for the virtual NPU.
+pub const MARK_FILE: &str = "virtual-npu.txt";
+/// Longest mark that is read.
+const MAX_MARK_BYTES: u64 = 4096;
 /// Largest file that is read.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -139,6 +144,43 @@ impl KernelFiles {
         let KernelPaths { layer: [one, two, seventeen], head, pdi } = Self::find(folder)?;
         Ok(Self { layer: [read(one)?, read(two)?, read(seventeen)?], head: read(head)?, pdi: read(pdi)? })
     }
+}
+
+/// What kernels run on. Their code looks the same; what it drives differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelTarget {
+    /// The array of an NPU.
+    Hardware,
+    /// The virtual NPU.
+    Virtual,
+}
+
+impl KernelTarget {
+    /// What `files`, which lie in `folder`, run on. The mark of virtual kernels names the partition image it stands beside, so
+    /// that it says nothing about files that have taken the place of these.
+    #[must_use]
+    pub fn of(folder: &Path, files: &KernelFiles) -> Self {
+        let mut text = String::new();
+        let read = File::open(folder.join(MARK_FILE))
+            .and_then(|file| file.take(MAX_MARK_BYTES).read_to_string(&mut text))
+            .is_ok();
+        let line = image_line(&files.pdi);
+        if read && text.lines().any(|found| found == line) { Self::Virtual } else { Self::Hardware }
+    }
+
+    /// Contents of [`MARK_FILE`] for virtual kernels with the partition image `pdi`; `made_by` is the program with its version.
+    #[must_use]
+    pub fn mark(pdi: &[u8], made_by: &str) -> String {
+        format!(
+            "Kernels of npuhal's virtual NPU. They do nothing on hardware.\nmade_by={made_by}\n{}\n",
+            image_line(pdi)
+        )
+    }
+}
+
+fn image_line(pdi: &[u8]) -> String {
+    let digits: String = md5(pdi).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{PDI_FILE}_md5={digits}")
 }
 
 /// Paths of the kernel files.

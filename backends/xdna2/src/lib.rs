@@ -23,12 +23,12 @@
 //! | [`kv`] | regions of the KV cache |
 //! | [`kernels`] | kernel files against a model |
 //! | [`lane`] | the model as a segment |
-//! | [`argmax`] | the published choice of the next token |
+//! | [`source`] | a Q4NX directory as the lane reads it |
+//! | [`route`] | where the lane serves, and why it declines |
 //!
 //! What is inferred and not stated by anything published stands in a function of its own that says so: the regions of the KV
 //! cache ([`kv`]), the coverage of the head's weights ([`kernels`]).
 
-pub mod argmax;
 pub mod context_map;
 pub mod context_rules;
 pub mod dimensions;
@@ -40,4 +40,8 @@ pub mod lane;
 pub mod layer_images;
 pub mod md5;
 pub mod packing;
+pub mod route;
+pub mod source;
 mod words;
+
+npuhal_registry::register_route!(route::LaneRoute);

@@ -4,7 +4,7 @@
 //! A directory that someone names on the command line is not checked: it is trusted as published.
 
 use super::config::read_json;
-use super::directory::{MODEL_FILE, is_model};
+use super::directory::{KERNELS, MODEL_FILE, is_model};
 use super::error::{PackError, io_error};
 use super::guard;
 use super::pack::{PackOptions, PackProgress, PackReport, pack};
@@ -153,13 +153,41 @@ impl PackCache {
                 return Ok(Cached { directory, packed: None, discarded: None, warning });
             }
             CacheState::Stale { reason } => {
+                self.set_kernels_aside(&directory)?;
                 fs::remove_dir_all(&directory).map_err(io_error(&directory, "discard"))?;
                 Some(format!("{}: the cached directory is discarded and packed again: {reason}", directory.display()))
             }
             CacheState::Absent => None,
         };
         let packed = pack(gguf, &directory, options, control, progress)?;
+        self.put_kernels_back(&directory)?;
         Ok(Cached { directory, packed: Some(packed), discarded, warning: None })
+    }
+
+    /// Kernels are nobody's to discard: they were put there for this model, which is packed again.
+    fn set_kernels_aside(&self, directory: &Path) -> Result<(), PackError> {
+        let (kernels, aside) = (directory.join(KERNELS), self.aside(directory));
+        if fs::symlink_metadata(&kernels).is_err() {
+            return Ok(());
+        }
+        if fs::symlink_metadata(&aside).is_ok_and(|metadata| metadata.is_dir()) {
+            fs::remove_dir_all(&aside).map_err(io_error(&aside, "remove"))?;
+        }
+        fs::rename(&kernels, &aside).map_err(io_error(&kernels, "set aside"))
+    }
+
+    /// What was set aside, now or before an earlier try to pack that failed.
+    fn put_kernels_back(&self, directory: &Path) -> Result<(), PackError> {
+        let aside = self.aside(directory);
+        if fs::symlink_metadata(&aside).is_err() {
+            return Ok(());
+        }
+        fs::rename(&aside, directory.join(KERNELS)).map_err(io_error(&aside, "put back"))
+    }
+
+    fn aside(&self, directory: &Path) -> PathBuf {
+        let name = directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        self.folder.join(format!(".{name}.{KERNELS}"))
     }
 
     fn lock(&self, directory: &Path, control: &Control) -> Result<Lock, PackError> {

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// File of the weights in a directory.
 pub const MODEL_FILE: &str = "model.q4nx";
+/// Folder with the kernels of an NPU, where a directory has one.
+pub const KERNELS: &str = "npu";
 /// Files every directory has.
 pub const FILES: [&str; 3] = [MODEL_FILE, config::FILE, tokenizer::FILE];
 

@@ -14,7 +14,7 @@ pub mod guard;
 pub mod layout;
 pub mod names;
 pub mod pack;
-mod staging;
+pub mod staging;
 pub mod stamp;
 pub mod tile;
 pub mod tiled;

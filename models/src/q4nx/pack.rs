@@ -2,7 +2,7 @@
 
 use super::config::{self, config_json};
 use super::convert::{Conversion, write_bf16, write_tile};
-use super::directory::MODEL_FILE;
+use super::directory::{KERNELS, MODEL_FILE};
 use super::error::{PackError, io_error};
 use super::guard::{self, DeclaredScale};
 use super::layout::{Layout, PlannedTensor};
@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct PackOptions {
     /// Directory whose `tokenizer.json` and `tokenizer_config.json` are copied; without one they are made from the GGUF file.
     pub tokenizer: Option<PathBuf>,
-    /// Take the place of a directory that this program has packed.
+    /// Take the place of a directory that this program has packed. Its kernels stay.
     pub replace: bool,
     /// Threads; `None` is one for each processor the process may use.
     pub threads: Option<NonZeroUsize>,
@@ -147,6 +147,9 @@ pub fn pack(
     let stamp = Stamp::new(&model.config().model_type, &source_name, source_state, sha256, layout.len_bytes());
     staging.write(stamp::FILE, stamp.text().as_bytes())?;
     control.check()?;
+    if options.replace {
+        staging.keep(KERNELS)?;
+    }
     staging.publish(options.replace)?;
     let tiles = |wanted| {
         let of = |item: &&Item| item.form == Form::Tiles && Conversion::of(item.tensor.weight_type()) == wanted;
@@ -254,7 +257,8 @@ fn check_place(out: &Path, replace: bool) -> Result<(), PackError> {
     if !replace {
         return Err(exists("a directory with files", "name a new directory, or replace a packed one with --force"));
     }
-    let ours = [MODEL_FILE, config::FILE, tokenizer::FILE, tokenizer::CONFIG_FILE, stamp::FILE];
+    // Kernels stay.
+    let ours = [MODEL_FILE, config::FILE, tokenizer::FILE, tokenizer::CONFIG_FILE, stamp::FILE, KERNELS];
     let foreign = entries.iter().find(|entry| !ours.iter().any(|file| entry.file_name() == *file));
     if let Some(entry) = foreign {
         let found = format!("{}, which was not packed by this program,", entry.path().display());

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A directory being filled. Removed when dropped before it is published.
 #[derive(Debug)]
-pub(super) struct Staging {
+pub struct Staging {
     path: PathBuf,
     parent: PathBuf,
     target: PathBuf,
@@ -20,7 +20,10 @@ pub(super) struct Staging {
 
 impl Staging {
     /// Makes the directory that will become `target`, whose parent exists.
-    pub(super) fn new(target: &Path) -> Result<Self, PackError> {
+    ///
+    /// # Errors
+    /// [`PackError::Io`].
+    pub fn new(target: &Path) -> Result<Self, PackError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let Some(name) = target.file_name() else {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "the path does not end in a name");
@@ -48,19 +51,48 @@ impl Staging {
     }
 
     /// Where a file of the directory is while it is being filled.
-    pub(super) fn path(&self, file: &str) -> PathBuf {
+    #[must_use]
+    pub fn path(&self, file: &str) -> PathBuf {
         self.path.join(file)
     }
 
     /// Writes a whole file, to the disk.
-    pub(super) fn write(&self, file: &str, contents: &[u8]) -> Result<(), PackError> {
+    ///
+    /// # Errors
+    /// [`PackError::Io`].
+    pub fn write(&self, file: &str, contents: &[u8]) -> Result<(), PackError> {
         let path = self.path(file);
         fs::write(&path, contents).map_err(io_error(&path, "write"))?;
         File::open(&path).and_then(|file| file.sync_all()).map_err(io_error(&path, "write"))
     }
 
+    /// Takes over what is called `name` in the directory that is there: a link, or a folder of files, which are copied. Without
+    /// such a thing there is nothing to do.
+    ///
+    /// # Errors
+    /// [`PackError::Io`].
+    pub fn keep(&self, name: &str) -> Result<(), PackError> {
+        let (from, to) = (self.target.join(name), self.path.join(name));
+        let Ok(metadata) = fs::symlink_metadata(&from) else { return Ok(()) };
+        if metadata.is_symlink() {
+            let link = fs::read_link(&from).map_err(io_error(&from, "read"))?;
+            return std::os::unix::fs::symlink(link, &to).map_err(io_error(&to, "make"));
+        }
+        fs::create_dir(&to).map_err(io_error(&to, "make"))?;
+        for entry in fs::read_dir(&from).map_err(io_error(&from, "list"))? {
+            let entry = entry.map_err(io_error(&from, "list"))?;
+            let copy = to.join(entry.file_name());
+            fs::copy(entry.path(), &copy).map_err(io_error(&entry.path(), "copy"))?;
+            File::open(&copy).and_then(|file| file.sync_all()).map_err(io_error(&copy, "write"))?;
+        }
+        sync_directory(&to)
+    }
+
     /// Gives the directory its name. With `replace` it takes the place of the one that is there.
-    pub(super) fn publish(mut self, replace: bool) -> Result<(), PackError> {
+    ///
+    /// # Errors
+    /// [`PackError::Io`].
+    pub fn publish(mut self, replace: bool) -> Result<(), PackError> {
         sync_directory(&self.path)?;
         let renamed = if replace && self.target.exists() {
             let flags = rustix::fs::RenameFlags::EXCHANGE;
@@ -134,6 +166,29 @@ mod tests {
         staging.write("b", b"2").unwrap();
         staging.publish(true).unwrap();
         assert_eq!((names(folder.path()), names(&target)), (vec!["out".to_owned()], vec!["b".to_owned()]));
+    }
+
+    #[test]
+    fn what_is_kept_outlives_its_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("out");
+        fs::create_dir_all(target.join("npu")).unwrap();
+        fs::write(target.join("npu/layer.pdi"), "image").unwrap();
+        for _ in 0..2 {
+            let staging = Staging::new(&target).unwrap();
+            staging.write("new", b"1").unwrap();
+            staging.keep("npu").unwrap();
+            staging.keep("nothing").unwrap();
+            staging.publish(true).unwrap();
+            assert_eq!(names(&target), ["new", "npu"]);
+            assert_eq!(fs::read(target.join("npu/layer.pdi")).unwrap(), b"image");
+        }
+        fs::rename(target.join("npu"), folder.path().join("kernels")).unwrap();
+        std::os::unix::fs::symlink("../kernels", target.join("npu")).unwrap();
+        let staging = Staging::new(&target).unwrap();
+        staging.keep("npu").unwrap();
+        staging.publish(true).unwrap();
+        assert_eq!(fs::read_link(target.join("npu")).unwrap(), Path::new("../kernels"));
     }
 
     #[test]

@@ -6,12 +6,13 @@ use crate::command::inspect_package::inspect_package;
 use crate::command::eval::{ReportFormat, write};
 use crate::command::routes::outcome;
 use crate::error::CliError;
+use crate::kernels::KernelState;
 use crate::session::{locate, registry};
 use crate::terminal::bytes_text;
 use npuhal_models::gguf::GgufFile;
 use npuhal_models::package::is_package;
 use npuhal_models::q4nx::Q4nxFile;
-use npuhal_models::q4nx::directory::MODEL_FILE;
+use npuhal_models::q4nx::directory::{KERNELS, MODEL_FILE};
 use npuhal_models::q4nx::stamp::{Stamp, StampState};
 use npuhal_models::store::{Presence, StoreError};
 use npuhal_models::summary::{Amount, ModelSummary};
@@ -62,8 +63,8 @@ fn directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), CliErro
         return inspect_package(host, path, args, show);
     }
     let file = Q4nxFile::open(&path.join(MODEL_FILE))?;
-    let mut report = directory_report(path, &file);
     let model = ModelSource::open(path);
+    let mut report = directory_report(path, &file, model.as_ref().ok());
     if let Ok(model) = &model {
         extend(&mut report, model_parts(model).map(|(name, part)| (name.to_owned(), part)));
         extend(&mut report, [("routes".to_owned(), routes(host, model)?)]);
@@ -84,7 +85,12 @@ fn directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), CliErro
     model.map(drop).map_err(CliError::from)
 }
 
-fn directory_report(path: &Path, file: &Q4nxFile) -> Value {
+fn directory_report(path: &Path, file: &Q4nxFile, model: Option<&ModelSource>) -> Value {
+    let kernels = match model {
+        Some(model) => KernelState::of(path, model).to_string(),
+        None if path.join(KERNELS).is_dir() => "npu/".to_owned(),
+        None => "none".to_owned(),
+    };
     let metadata: Map<String, Value> =
         file.metadata().iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))).collect();
     json!({
@@ -94,7 +100,7 @@ fn directory_report(path: &Path, file: &Q4nxFile) -> Value {
         "tensors": file.tensors().len(),
         "metadata": metadata,
         "provenance": provenance(path),
-        "kernels": if path.join("npu").is_dir() { "npu/" } else { "none" },
+        "kernels": kernels,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::kit_import::{ImportArgs, import_design};
 use super::kit_xdna1::{Xdna1Args, xdna1};
+use super::kit_xdna2::{Xdna2Args, xdna2};
 use crate::Host;
 use crate::error::CliError;
 use clap::{Args, Subcommand};
@@ -17,6 +18,9 @@ enum Kit {
     /// Write the designs of the virtual NPU (npu1) for an xdna1 package: xclbin and instruction files, kit.json. They do
     /// nothing on hardware
     Xdna1(Xdna1Args),
+    /// Write the kernels of the virtual NPU (npu4, npu5) for a qwen3 model: layer_ctx1.elf, layer_ctx2.elf, layer_ctx17.elf,
+    /// lmhead.elf, layer.pdi. They do nothing on hardware
+    Xdna2(Xdna2Args),
     /// Check a compiled xdna1 design against its layout and put it into a kit
     Import(ImportArgs),
 }
@@ -24,6 +28,7 @@ enum Kit {
 pub(crate) fn kit(host: &Host, args: &KitArgs) -> Result<(), CliError> {
     match &args.kit {
         Kit::Xdna1(args) => xdna1(host, args),
+        Kit::Xdna2(args) => xdna2(host, args),
         Kit::Import(args) => import_design(host, args),
     }
 }

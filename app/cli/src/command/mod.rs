@@ -12,6 +12,7 @@ pub(crate) mod inspect_package;
 pub(crate) mod kit;
 pub(crate) mod kit_import;
 pub(crate) mod kit_xdna1;
+pub(crate) mod kit_xdna2;
 pub(crate) mod list;
 pub(crate) mod pack;
 pub(crate) mod parallel;

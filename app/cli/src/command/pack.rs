@@ -5,7 +5,7 @@ use crate::args::PackArgs;
 use crate::error::CliError;
 use crate::session::locate;
 use crate::terminal::{bytes_text, complain};
-use npuhal_models::q4nx::{PackOptions, pack as pack_model};
+use npuhal_models::q4nx::{PackOptions, PackReport, pack as pack_model};
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
@@ -29,12 +29,7 @@ pub(crate) fn pack(host: &Host, args: &PackArgs) -> Result<(), CliError> {
         bar.finish_and_clear();
     }
     let report = result?;
-    for scale in &report.warnings {
-        complain(format_args!(
-            "warning: {} = {} of the GGUF file is not in config.json; it looks like a scale",
-            scale.field, scale.value
-        ));
-    }
+    warn(&report);
     let seconds = started.elapsed().as_secs_f64();
     host.voice.note(format_args!(
         "{}: {} tensors ({} matrices with their codes kept, {} quantized anew), {} from {} in {seconds:.1} s",
@@ -46,4 +41,14 @@ pub(crate) fn pack(host: &Host, args: &PackArgs) -> Result<(), CliError> {
         bytes_text(report.source_bytes),
     ));
     Ok(())
+}
+
+/// Scales of the GGUF file that nobody carries over.
+pub(crate) fn warn(report: &PackReport) {
+    for scale in &report.warnings {
+        complain(format_args!(
+            "warning: {} = {} of the GGUF file is not in config.json; it looks like a scale",
+            scale.field, scale.value
+        ));
+    }
 }

@@ -6,6 +6,7 @@
 
 mod hardware;
 mod kernel_log;
+mod kernels;
 pub(crate) mod machine;
 mod program;
 mod render;
@@ -177,6 +178,8 @@ enum Subject {
     Virtual(String),
 }
 
+/// Parts that the full-ELF lane serves.
+const LANE_PARTS: [&str; 3] = ["npu4", "npu5", "npu6"];
 /// Checks from cause to consequence: the verdict names the first of them that failed.
 const CAUSES: [&str; 14] = [
     "system",
@@ -220,11 +223,15 @@ fn conclude(list: &List, subject: &Subject, machine: &Machine) -> (String, Strin
                 "nothing in this tree speaks against it; whether it runs commands was not tried"
             };
             let but = if status == Status::Warn { format!(" To note: {issue}.") } else { String::new() };
-            format!(
-                "The {npus} {} {are} ready as far as examined: {tried}. This version of npuhal has no route that runs a \
-                 model on {on}, so models run on the CPU.{but}",
-                ids.join(" and ")
-            )
+            let runs = match ids.iter().any(|id| LANE_PARTS.iter().any(|part| id.starts_with(part))) {
+                true => "Packed qwen3 models run on npu4 to npu6 with kernels compiled for them (docs/xdna2.md), which nobody \
+                         has tried yet; all others run on the CPU."
+                    .to_owned(),
+                false => format!(
+                    "This version of npuhal has no route that runs a model on {on}, so models run on the CPU."
+                ),
+            };
+            format!("The {npus} {} {are} ready as far as examined: {tried}. {runs}{but}", ids.join(" and "))
         }
         (status, Subject::Virtual(id)) => {
             let but = if status == Status::Warn { format!(" To note: {issue}.") } else { String::new() };

@@ -1,18 +1,15 @@
 //! Checks of the system and of what npuhal itself needs: kernels, models, the server's port.
 
+use super::kernels;
 use super::machine::Machine;
 use super::{Check, List, Remedy, Status};
 use crate::terminal::bytes_text;
 use npuhal_models::store::{Presence, Stored, StoredKind};
 use npuhal_models::{Catalogue, Store};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The server's default port.
 const PORT: u16 = 8000;
-/// Compiled designs are looked for this deep below the models folder, and no further than so many entries.
-const KERNEL_DEPTH: usize = 3;
-const KERNEL_ENTRIES: usize = 10_000;
 
 /// Operating system and processor.
 pub(super) fn system(machine: &Machine) -> Check {
@@ -46,7 +43,7 @@ pub(super) fn system(machine: &Machine) -> Check {
 /// Kernels, models, port.
 pub(super) fn examine(list: &mut List, machine: &Machine, models_dir: Option<&Path>) {
     if machine.is_this() || models_dir.is_some() {
-        models_and_kernels(list, models_dir);
+        models_and_kernels(list, machine, models_dir);
     } else {
         list.not_tried
             .push("models and kernels: they are the user's, and the tree names no folder (--models-dir)".to_owned());
@@ -57,7 +54,7 @@ pub(super) fn examine(list: &mut List, machine: &Machine, models_dir: Option<&Pa
     }
 }
 
-fn models_and_kernels(list: &mut List, models_dir: Option<&Path>) {
+fn models_and_kernels(list: &mut List, machine: &Machine, models_dir: Option<&Path>) {
     let check = Check::new("models");
     let catalogue = Catalogue::builtin();
     let store = match Store::locate(models_dir) {
@@ -68,7 +65,7 @@ fn models_and_kernels(list: &mut List, models_dir: Option<&Path>) {
             return;
         }
     };
-    kernels(list, store.folder());
+    kernels::examine(list, store.folder(), machine.is_this());
     let check = check.found(store.folder().display().to_string());
     let default = &catalogue.default_entry().name;
     let pull = |name: &str| Remedy::command(format!("npuhal pull {name}"), format!("npuhal pull {name}"));
@@ -112,47 +109,6 @@ fn models_and_kernels(list: &mut List, models_dir: Option<&Path>) {
 
 fn is_whole(model: &Stored) -> bool {
     matches!(model.kind, StoredKind::Catalogued(Presence::Verified | Presence::Unverified) | StoredKind::Foreign)
-}
-
-/// Compiled designs in the models folder. Nothing uses them yet, so that none is no fault.
-fn kernels(list: &mut List, folder: &Path) {
-    let mut budget = KERNEL_ENTRIES;
-    let mut files = Vec::new();
-    find_kernels(folder, KERNEL_DEPTH, &mut budget, &mut files);
-    if files.is_empty() {
-        list.not_tried.push(
-            "NPU kernels: this version has no route that runs a model on the NPU, and no compiled design is in the models \
-             folder, for any model"
-                .to_owned(),
-        );
-        return;
-    }
-    files.sort();
-    let mut check = Check::new("kernels");
-    for file in files {
-        let model = file.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        check.found.push(format!("{name} for {}", model.unwrap_or_else(|| "?".to_owned())));
-    }
-    let issue = "compiled designs are here, but this version has no route that uses them: models run on the CPU";
-    list.checks.push(check.with_issue(Status::Warn, issue, [Remedy::advice("nothing to mend: models run on the CPU")]));
-}
-
-fn find_kernels(folder: &Path, depth: usize, budget: &mut usize, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if *budget == 0 {
-            return;
-        }
-        *budget -= 1;
-        let path = entry.path();
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() && depth > 0 => find_kernels(&path, depth - 1, budget, files),
-            Ok(kind) if kind.is_file() && path.extension().is_some_and(|e| e == "xclbin" || e == "elf") => {
-                files.push(path)
-            }
-            _ => {}
-        }
-    }
 }
 
 /// Whether somebody listens on the server's port; `None` where the machine does not say.
