@@ -108,8 +108,7 @@ impl<'a> Engine<'a> {
         match model.family {
             Family::SmolLm => loaded.write(0, &smollm_stream(model)),
             Family::Qwen => {
-                loaded.buffers[0].fill(&mut |bytes| qwen_stream(model, bytes))
-                    .unwrap();
+                loaded.buffers[0].fill(&mut |bytes| qwen_stream(model, bytes)).unwrap();
             }
         }
         let objects = 1 + model.layers.len() * model.kv_heads;

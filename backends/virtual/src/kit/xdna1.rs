@@ -171,7 +171,8 @@ impl Xdna1Kernel {
                 model.hidden, model.intermediate, model.heads, model.kv_heads, model.vocab
             )));
         }
-        let (least, most) = if design.is_chunk() { (1, model.layers.min(TASKS_MAX)) } else { (model.layers, model.layers) };
+        let (least, most) =
+            if design.is_chunk() { (1, model.layers.min(TASKS_MAX)) } else { (model.layers, model.layers) };
         if !(least..=most).contains(&layers) {
             let reason = format!("{layers} layers of a model of {}; wanted {least} to {most}", model.layers);
             return Err(shape(reason));
