@@ -53,3 +53,4 @@ pub use template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
 pub use tensor::{Tensor, WeightType};
 pub use text_error::TextError;
 pub use tokenizer::{ControlTokens, Specials, Tokenizer};
+pub use vocabulary::Vocabulary;

@@ -64,7 +64,11 @@ fn a_prompt_that_is_too_long_is_cut_or_refused() {
     package(&home);
     let long = "one two three four five six seven eight nine ten ".repeat(4);
     let said = home.run(&["run", "-m", "small-xdna1", "--device", "cpu", "-n", "8", &long]).with_code(0);
-    assert!(said.err.contains("tokens in a context of 64: {\"dropped_messages\":1,\"truncated_system\":false,"), "{}", said.err);
+    assert!(
+        said.err.contains("tokens in a context of 64: {\"dropped_messages\":1,\"truncated_system\":false,"),
+        "{}",
+        said.err
+    );
     assert!(said.err.contains("\"truncated_content\":true"), "{}", said.err);
     let refused = ["run", "-m", "small-xdna1", "--device", "cpu", "-n", "8", "--context-overflow", "error", &long];
     let said = home.run(&refused).with_code(1);
@@ -90,8 +94,7 @@ fn a_pinned_npu_without_a_kit_is_an_error_with_its_reason() {
     let text = home.path().join("insts.txt");
     fs::write(&text, "00000011\n06030100\n").unwrap();
     let (file, target) = (text.to_str().unwrap(), path.to_str().unwrap());
-    let import =
-        ["kit", "import", "--design", "smollm-engine", "--xclbin", file, "--instructions", file, target];
+    let import = ["kit", "import", "--design", "smollm-engine", "--xclbin", file, "--instructions", file, target];
     let said = home.run(&import).with_code(1);
     assert!(said.err.contains("insts.txt"), "{}", said.err);
     let wrong = ["kit", "import", "--design", "qwen-engine", "--xclbin", file, "--instructions", file, target];

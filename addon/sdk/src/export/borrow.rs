@@ -121,6 +121,8 @@ pub(super) unsafe fn options(lent: *const abi::Options) -> Result<Options, Strin
         sequences: (lent.sequences != 0).then_some(lent.sequences),
         // SAFETY: as above.
         route_options: pairs.iter().map(|pair| unsafe { (text(pair.key), text(pair.value)) }).collect(),
+        // Layers on an NPU and folders of kernels do not cross the border.
+        ..Options::default()
     })
 }
 

@@ -1,0 +1,495 @@
+//! The xdna1 route on the virtual NPU: engine, chunks, int8, head and hybrids of one package, against the CPU's stage and against
+//! each other; prefixes, refusals, time-outs.
+
+use npuhal_amdxdna::NpuDevice;
+use npuhal_core::card::DeviceCard;
+use npuhal_core::device::Device;
+use npuhal_core::error::RunError;
+use npuhal_core::stage::{
+    Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Session, Stepper, Takes, Tap, TapSink, Want, Yields,
+};
+use npuhal_cpu::route::CpuRoute;
+use npuhal_models::package::{Family, Package};
+use npuhal_models::source::Format;
+use npuhal_models::{ModelSource, vocabulary::Vocabulary};
+use npuhal_registry::{
+    Decline, DeviceUri, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Route, RouteError, SegmentRequest,
+    SegmentSpan, Service,
+};
+use npuhal_tests::kit::package::SmallPackage;
+use npuhal_tests::models::left_to_soak;
+use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
+use npuhal_virtual::{RunFault, VirtualDevice, VirtualSpec};
+use npuhal_xdna1::kit::{KIT_FILE, KIT_FOLDER, KitManifest};
+use npuhal_xdna1::route::Xdna1Route;
+use std::fs;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use tempfile::TempDir;
+
+const LAYERS: usize = 4;
+const VOCAB: usize = 64;
+
+static PACKAGE: LazyLock<(TempDir, ModelSource)> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let path = SmallPackage { family: Family::Llama, layers: LAYERS, vocab_size: VOCAB, seed: 11 }.write(
+        folder.path(),
+        "p",
+        &[],
+    );
+    let model = model(&path);
+    write_kit(&path.join(KIT_FOLDER), &model);
+    (folder, model)
+});
+
+fn model(path: &Path) -> ModelSource {
+    let options =
+        npuhal_models::package::OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
+    Package::open(path, options).unwrap().model(Vocabulary::default()).unwrap()
+}
+
+fn write_kit(folder: &Path, model: &ModelSource) {
+    let config = model.config();
+    let sizes = Xdna1Model {
+        hidden: config.hidden_size,
+        intermediate: config.intermediate_size,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        layers: config.layers,
+        vocab: config.vocab_size,
+    };
+    fs::create_dir_all(folder).unwrap();
+    for (name, contents) in Xdna1Kit::complete(&sizes).unwrap().files {
+        fs::write(folder.join(name), contents).unwrap();
+    }
+}
+
+/// A virtual NPU and the CPU, and what crosses between them.
+struct Machine {
+    hardware: Arc<VirtualDevice>,
+    card: DeviceCard,
+    devices_opened: AtomicUsize,
+    /// Elements of hidden rows that CPU layers were given.
+    crossed: Arc<AtomicUsize>,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let spec: VirtualSpec = "virtual:npu1".parse().unwrap();
+        let hardware = VirtualDevice::new(&spec);
+        let device = NpuDevice::open(hardware.connect(), &hardware.identity()).unwrap();
+        let card = device.card().clone();
+        Self { hardware, card, devices_opened: AtomicUsize::new(0), crossed: Arc::default() }
+    }
+
+    fn fitness(&self, model: &ModelSource, options: &Options) -> Fitness {
+        Xdna1Route.fitness(model, std::slice::from_ref(&self.card), options)
+    }
+
+    fn service(&self, model: &ModelSource, options: &Options) -> Service {
+        match self.fitness(model, options) {
+            Fitness::Serves(service) => service,
+            Fitness::Declines(decline) => panic!("{decline:?}"),
+        }
+    }
+
+    fn refusal(&self, model: &ModelSource, options: &Options) -> String {
+        match self.fitness(model, options) {
+            Fitness::Declines(Decline::Unavailable(reason)) => reason.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn open(&self, model: &ModelSource, options: &Options) -> Box<dyn Stepper> {
+        let service = self.service(model, options);
+        let devices = std::slice::from_ref(&self.card);
+        let request = OpenRequest { model, service: &service, devices, options, host: self };
+        match Xdna1Route.open(request).unwrap() {
+            Session::Stepper(stepper) => {
+                assert_eq!(stepper.placement(), service.placement, "what was promised");
+                stepper
+            }
+            Session::Generator(_) => panic!("a stepper"),
+        }
+    }
+
+    fn runs(&self) -> u64 {
+        self.hardware.statistics().runs
+    }
+}
+
+impl Host for Machine {
+    fn open_device(&self, id: &str) -> Result<Box<dyn Device>, RouteError> {
+        assert_eq!(id, self.card.id);
+        self.devices_opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(NpuDevice::open(self.hardware.connect(), &self.hardware.identity())?))
+    }
+
+    fn open_segment(&self, route: &str, request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
+        assert_eq!(route, "cpu");
+        let segment = CpuRoute.segment(request)?;
+        Ok(Box::new(Counting { segment, crossed: Arc::clone(&self.crossed) }))
+    }
+
+    fn pinned(&self) -> Option<&DeviceUri> {
+        None
+    }
+}
+
+/// Counts the hidden rows that come from the NPU's layers.
+struct Counting {
+    segment: Box<dyn Segment>,
+    crossed: Arc<AtomicUsize>,
+}
+
+impl Segment for Counting {
+    fn layers(&self) -> Range<usize> {
+        self.segment.layers()
+    }
+    fn takes(&self) -> Takes {
+        self.segment.takes()
+    }
+    fn yields(&self) -> Yields {
+        self.segment.yields()
+    }
+    fn width(&self) -> usize {
+        self.segment.width()
+    }
+    fn capacity(&self) -> SegmentCapacity {
+        self.segment.capacity()
+    }
+    fn device(&self) -> &str {
+        self.segment.device()
+    }
+    fn begin(&mut self) -> Result<(), RunError> {
+        self.segment.begin()
+    }
+    fn end(&mut self) {
+        self.segment.end();
+    }
+    fn forward(
+        &mut self,
+        rows: &[Row],
+        hidden: &mut HiddenRows,
+        want: Want<'_>,
+        control: &Control,
+    ) -> Result<(), RunError> {
+        if self.segment.takes() == Takes::Hidden {
+            self.crossed.fetch_add(hidden.as_slice().len(), Ordering::Relaxed);
+        }
+        self.segment.forward(rows, hidden, want, control)
+    }
+    fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
+        self.segment.truncate(sequence, len)
+    }
+    fn taps(&self) -> &[Tap] {
+        self.segment.taps()
+    }
+    fn observe(&mut self, sink: Option<Box<dyn TapSink>>) {
+        self.segment.observe(sink);
+    }
+}
+
+fn options(pairs: &[(&str, &str)], npu_layers: Option<NpuLayers>) -> Options {
+    let route_options = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    // The head in the arithmetic of the lane's CPU stage, so that equal means equal.
+    let threads = NonZeroUsize::new(2);
+    Options { numerics: Numerics::Xdna1Cpu, threads, npu_layers, route_options, ..Options::default() }
+}
+
+fn rows(tokens: &[u32], from: usize) -> Vec<Row> {
+    let row = |(at, token): (usize, &u32)| Row { sequence: SequenceId(0), token: *token, position: (from + at) as u32 };
+    tokens.iter().enumerate().map(row).collect()
+}
+
+fn step(stepper: &mut dyn Stepper, tokens: &[u32], from: usize) -> Result<Vec<Vec<f32>>, RunError> {
+    let mut logits = HiddenRows::new();
+    stepper.step(&rows(tokens, from), Want::All, &mut logits, &Control::new())?;
+    Ok((0..logits.rows()).map(|row| logits.row(row).to_vec()).collect())
+}
+
+/// Logits of all positions, in a generation of its own from position 0.
+fn logits(stepper: &mut dyn Stepper, tokens: &[u32]) -> Vec<Vec<f32>> {
+    stepper.begin().unwrap();
+    assert_eq!(stepper.truncate(SequenceId(0), 0), 0);
+    let logits = step(stepper, tokens, 0).unwrap();
+    stepper.end();
+    logits
+}
+
+/// A CPU segment with the lane's numerics.
+fn cpu(
+    model: &ModelSource,
+    layers: Range<usize>,
+    takes: Takes,
+    yields: Yields,
+    numerics: Numerics,
+) -> Box<dyn Segment> {
+    let options = Options { numerics, ..Options::default() };
+    let span = SegmentSpan { layers, takes, yields };
+    CpuRoute.segment(SegmentRequest { model, span, options: &options, positions: Some(64) }).unwrap()
+}
+
+fn run(segment: &mut dyn Segment, tokens: &[u32], hidden: &mut HiddenRows) {
+    segment.begin().unwrap();
+    segment.forward(&rows(tokens, 0), hidden, Want::All, &Control::new()).unwrap();
+    segment.end();
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+const TOKENS: [u32; 6] = [3, 60, 17, 17, 42, 8];
+
+/// The residual stream behind the leading layers, as a hybrid of the NPU hands it over.
+fn npu_hidden(machine: &Machine, model: &ModelSource, layers: usize, tokens: &[u32]) -> HiddenRows {
+    let options = options(&[], Some(NpuLayers::Count(layers as u32)));
+    let service = machine.service(model, &options);
+    let device: Arc<dyn Device> = Arc::from(machine.open_device(&service.device).unwrap());
+    let package_options =
+        npuhal_models::package::OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
+    let package = Package::open(model.path(), package_options).unwrap();
+    let kit = npuhal_xdna1::kit::Kit::read(&model.path().join(KIT_FOLDER)).unwrap();
+    let weights = npuhal_xdna1::PackageWeights::new(&package).unwrap();
+    let format = npuhal_xdna1::chunk::ChunkFormat::SmolLmBf16;
+    let plan = npuhal_xdna1::segment::ChunkPlan::new(&kit, format, weights.shape(), layers, 2).unwrap();
+    let segment_options =
+        npuhal_xdna1::segment::SegmentOptions::new(64, npuhal_xdna1::segment::VIRTUAL_DISPATCH_TIMEOUT);
+    let theta = package.metadata().rope_theta;
+    let mut chunked =
+        npuhal_xdna1::segment::Chunked::load(device, weights, theta, &kit, format, &plan, segment_options).unwrap();
+    chunked.begin().unwrap();
+    let mut all = HiddenRows::new();
+    all.reset(tokens.len(), model.config().hidden_size);
+    for (at, row) in rows(tokens, 0).into_iter().enumerate() {
+        let mut hidden = HiddenRows::new();
+        chunked.forward(&[row], &mut hidden, Want::All, &Control::new()).unwrap();
+        all.row_mut(at).copy_from_slice(hidden.row(0));
+    }
+    chunked.end();
+    all
+}
+
+#[test]
+fn hybrids_are_the_composition_of_their_parts() {
+    let (_, model) = &*PACKAGE;
+    assert_eq!(model.format(), Format::Xdna1Package);
+    let machine = Machine::new();
+    let whole_cpu = {
+        let mut hidden = HiddenRows::new();
+        let mut segment = cpu(model, 0..LAYERS, Takes::Tokens, Yields::Logits, Numerics::Xdna1Cpu);
+        run(&mut *segment, &TOKENS, &mut hidden);
+        hidden
+    };
+    // 0 %, 1 layer, 55 % (2.2), 60 % (2.4), 75 %, 100 % of 4 layers.
+    for (asked, npu) in [
+        (NpuLayers::Percent(0.0), 0),
+        (NpuLayers::Count(1), 1),
+        (NpuLayers::Percent(55.0), 2),
+        (NpuLayers::Percent(60.0), 2),
+        (NpuLayers::Percent(75.0), 3),
+        (NpuLayers::Percent(100.0), 4),
+    ] {
+        let options = options(&[("engine", "off")], Some(asked));
+        let mut stepper = machine.open(model, &options);
+        machine.crossed.store(0, Ordering::Relaxed);
+        let found = logits(&mut *stepper, &TOKENS);
+        let crossed = machine.crossed.load(Ordering::Relaxed);
+        assert_eq!(crossed, if npu == 0 { 0 } else { TOKENS.len() * 576 }, "one hidden row a token: {asked:?}");
+        let mut wanted = if npu == 0 { HiddenRows::new() } else { npu_hidden(&machine, model, npu, &TOKENS) };
+        if npu == 0 {
+            wanted = whole_cpu.clone();
+            assert_eq!(machine.devices_opened.load(Ordering::Relaxed), 0, "no device for no layer");
+        } else {
+            // Against the twin of the SmolLM engine, whose attention alone is another one.
+            let mut twin = HiddenRows::new();
+            let mut segment = cpu(model, 0..npu, Takes::Tokens, Yields::Hidden, Numerics::Xdna1SmolLm);
+            run(&mut *segment, &TOKENS, &mut twin);
+            for position in 0..TOKENS.len() {
+                let cosine = cosine(wanted.row(position), twin.row(position));
+                assert!(cosine > 0.9995, "{asked:?} at {position}: {cosine}");
+            }
+            let mut tail = cpu(model, npu..LAYERS, Takes::Hidden, Yields::Normed, Numerics::Xdna1Cpu);
+            run(&mut *tail, &TOKENS, &mut wanted);
+            let mut head = cpu(model, LAYERS..LAYERS, Takes::Normed, Yields::Logits, Numerics::Xdna1Cpu);
+            run(&mut *head, &TOKENS, &mut wanted);
+        }
+        for (position, found) in found.iter().enumerate() {
+            assert_eq!(found, wanted.row(position), "{asked:?} at {position}");
+            let cosine = cosine(found, whole_cpu.row(position));
+            assert!(cosine > 0.999, "{asked:?} at {position}: {cosine}");
+        }
+    }
+    assert!(machine.hardware.diagnoses().is_empty(), "{:?}", machine.hardware.diagnoses());
+}
+
+#[test]
+fn every_form_computes_the_model() {
+    let (_, model) = &*PACKAGE;
+    let machine = Machine::new();
+    let forms: [(&[(&str, &str)], u64, f64); 6] = [
+        // Options, runs a token, similarity to the CPU stage.
+        (&[], 1, 0.999),
+        (&[("engine", "off")], 2, 0.999),
+        (&[("engine", "off"), ("chunk", "1")], 4, 0.999),
+        (&[("w8", "on")], 2, 0.995),
+        (&[("npu_head", "on")], 3, 0.999),
+        (&[("w8", "on"), ("npu_head", "on"), ("prefix_cache", "off")], 3, 0.995),
+    ];
+    let mut wanted = HiddenRows::new();
+    run(&mut *cpu(model, 0..LAYERS, Takes::Tokens, Yields::Logits, Numerics::Xdna1Cpu), &TOKENS, &mut wanted);
+    for (pairs, runs, least) in forms {
+        let mut stepper = machine.open(model, &options(pairs, None));
+        let before = machine.runs();
+        let found = logits(&mut *stepper, &TOKENS);
+        assert_eq!(machine.runs() - before, runs * TOKENS.len() as u64, "{pairs:?}");
+        for (position, found) in found.iter().enumerate() {
+            let cosine = cosine(found, wanted.row(position));
+            assert!(cosine > least, "{pairs:?} at {position}: {cosine}");
+        }
+    }
+    assert!(machine.hardware.diagnoses().is_empty(), "{:?}", machine.hardware.diagnoses());
+}
+
+#[test]
+fn a_prefix_is_used_again_bit_for_bit() {
+    let (_, model) = &*PACKAGE;
+    let machine = Machine::new();
+    for pairs in [[("engine", "on")], [("engine", "off")]] {
+        let options = options(&pairs, None);
+        let mut stepper = machine.open(model, &options);
+        logits(&mut *stepper, &TOKENS);
+        let next = [TOKENS[0], TOKENS[1], TOKENS[2], 5, 6, 7, 9];
+        stepper.begin().unwrap();
+        assert_eq!(stepper.truncate(SequenceId(0), 3), 3);
+        let before = machine.runs();
+        let found = step(&mut *stepper, &next[3..], 3).unwrap();
+        stepper.end();
+        let a_token = if pairs[0].1 == "on" { 1 } else { 2 };
+        assert_eq!(machine.runs() - before, 4 * a_token, "only the new positions");
+        let fresh = logits(&mut *machine.open(model, &options), &next);
+        assert_eq!(found, fresh[3..], "{pairs:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_loaded() {
+    let (folder, model) = &*PACKAGE;
+    let machine = Machine::new();
+    let with_kernels = |kernels: PathBuf| Options { kernels: Some(kernels), ..options(&[], None) };
+    let message = machine.refusal(model, &with_kernels(folder.path().join("nowhere")));
+    assert!(message.contains("no kit is there"), "{message}");
+    let copy = |change: &dyn Fn(&mut KitManifest)| {
+        let to = tempfile::tempdir_in(folder.path()).unwrap().keep();
+        for file in fs::read_dir(model.path().join(KIT_FOLDER)).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+        let path = to.join(KIT_FILE);
+        let mut manifest: KitManifest = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut manifest);
+        fs::write(path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+        to
+    };
+    let message = machine.refusal(model, &with_kernels(copy(&|kit| kit.kernels[0].layout_version = 9)));
+    assert!(message.contains("wanted layout version 1, found 9"), "{message}");
+    let message = machine.refusal(model, &with_kernels(copy(&|kit| kit.kernels[0].arguments[0].bytes += 64)));
+    assert!(message.contains("smollm-engine: argument 0: wanted weights of"), "{message}");
+    let message = machine.refusal(model, &with_kernels(copy(&|kit| kit.kernels[0].shape.layers = 30)));
+    assert!(message.contains("is compiled for a model of"), "{message}");
+    // A file that was changed is found when the kit is loaded: no buffer, no context before that.
+    let changed = copy(&|kit| kit.kernels[0].sha256.instructions = "0".repeat(64));
+    let options_of = with_kernels(changed);
+    let service = machine.service(model, &options_of);
+    let devices = std::slice::from_ref(&machine.card);
+    let request = OpenRequest { model, service: &service, devices, options: &options_of, host: &machine };
+    let error = Xdna1Route.open(request).err().unwrap().to_string();
+    assert!(error.contains("wanted SHA-256 000"), "{error}");
+    assert_eq!(machine.runs(), 0);
+
+    for (pairs, wanted) in [(("w8", "yes"), "w8 cannot be 'yes'; allowed: on, off"), (("cpu_final_norm", "off"), "")] {
+        match machine.fitness(model, &options(&[pairs], None)) {
+            Fitness::Declines(Decline::Unavailable(reason)) => assert_eq!(reason.to_string(), wanted),
+            Fitness::Serves(_) => assert!(wanted.is_empty(), "{pairs:?}: the engine has the norm"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let message = machine.refusal(model, &options(&[("engine", "off"), ("cpu_final_norm", "off")], None));
+    assert!(message.contains("no design computes the final norm alone"), "{message}");
+    let message = machine.refusal(model, &options(&[("npu_head", "on")], Some(NpuLayers::Count(2))));
+    assert!(message.contains("the head follows the last layer"), "{message}");
+    let message = machine.refusal(model, &options(&[], Some(NpuLayers::Count(5))));
+    assert_eq!(message, "--npu-layers 5: the model has 4 layers; give 0 to 4");
+    let long = Options { context_positions: Some(65), ..options(&[], None) };
+    assert!(machine.refusal(model, &long).contains("the designs have 64"));
+    // No first-generation NPU: silent, unless layers on one were asked for.
+    let silent = Xdna1Route.fitness(model, &[], &options(&[], None));
+    assert!(matches!(silent, Fitness::Declines(Decline::Optional(_))));
+    let told = Xdna1Route.fitness(model, &[], &options(&[], Some(NpuLayers::Count(1))));
+    assert!(matches!(told, Fitness::Declines(Decline::Unavailable(_))));
+}
+
+#[test]
+fn a_run_that_hangs_fails_alone() {
+    let (_, model) = &*PACKAGE;
+    let machine = Machine::new();
+    let options = options(&[], None);
+    let mut stepper = machine.open(model, &options);
+    let wanted = logits(&mut *stepper, &TOKENS);
+    machine.hardware.inject(machine.runs() + 2, RunFault::Timeout);
+    stepper.begin().unwrap();
+    stepper.truncate(SequenceId(0), 0);
+    let error = step(&mut *stepper, &TOKENS, 0).unwrap_err();
+    assert!(matches!(error, RunError::TimedOut { .. }), "{error}");
+    stepper.end();
+    assert_eq!(logits(&mut *stepper, &TOKENS), wanted, "the next request is served");
+}
+
+/// 100 completions and as many model switches, with a hanging run in every 17th.
+#[test]
+fn models_are_switched_and_lost_runs_survived() {
+    const ROUNDS: usize = 100;
+    if std::env::var_os("NPUHAL_SOAK").is_none_or(|value| value != "1") {
+        return left_to_soak("models_are_switched_and_lost_runs_survived");
+    }
+    let (_, first) = &*PACKAGE;
+    let folder = tempfile::tempdir().unwrap();
+    let path =
+        SmallPackage { family: Family::Llama, layers: 2, vocab_size: VOCAB, seed: 5 }.write(folder.path(), "q", &[]);
+    let second = model(&path);
+    write_kit(&path.join(KIT_FOLDER), &second);
+    let machine = Machine::new();
+    let options = options(&[], None);
+    let models = [first, &second];
+    let wanted = models.map(|model| logits(&mut *machine.open(model, &options), &TOKENS));
+    let mut resident = Vec::new();
+    for round in 0..ROUNDS {
+        let model = models[round % 2];
+        // Only one model is resident: the other is dropped before this one is opened.
+        let mut stepper = machine.open(model, &options);
+        if round % 17 == 16 {
+            machine.hardware.inject(machine.runs() + (round % 5) as u64, RunFault::Timeout);
+            stepper.begin().unwrap();
+            let error = step(&mut *stepper, &TOKENS, 0).unwrap_err();
+            assert!(matches!(error, RunError::TimedOut { .. }), "round {round}: {error}");
+            stepper.end();
+        }
+        assert_eq!(logits(&mut *stepper, &TOKENS), wanted[round % 2], "round {round}");
+        drop(stepper);
+        resident.push(resident_bytes());
+    }
+    let (early, late) = (resident[ROUNDS / 5], resident[ROUNDS - 1]);
+    assert!(late <= early + (32 << 20), "memory grows: {early} bytes after {} rounds, {late} at the end", ROUNDS / 5);
+}
+
+/// Resident memory of this process.
+fn resident_bytes() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
+}
