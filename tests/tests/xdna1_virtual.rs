@@ -10,20 +10,22 @@ use npuhal_core::device::Device;
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Tap, TapSink, Want};
 use npuhal_cpu::exact::{ExactOptions, ExactSegment};
 use npuhal_cpu::twin::{Lane, TwinOptions, TwinSegment};
+use npuhal_models::ModelSource;
 use npuhal_models::package::{ConvertRequest, Family, Identity, OpenOptions, Package, Shape, convert};
-use npuhal_models::{ModelSource, Vocabulary};
+use npuhal_models::vocabulary::Vocabulary;
 use npuhal_registry::SegmentSpan;
+use npuhal_tests::kit::package::SmallPackage;
 use npuhal_tests::models::left_to_soak;
 use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
 use npuhal_virtual::{VirtualDevice, VirtualSpec};
 use npuhal_xdna1::PackageWeights;
+use npuhal_xdna1::chunk::ChunkFormat;
 use npuhal_xdna1::kit::Kit;
-use npuhal_xdna1::segment::{Engine, SegmentOptions, VIRTUAL_DISPATCH_TIMEOUT};
-use serde_json::{Map, json};
+use npuhal_xdna1::segment::{ChunkPlan, Chunked, Engine, SegmentOptions, VIRTUAL_DISPATCH_TIMEOUT};
 use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
@@ -59,20 +61,34 @@ fn shown(segment: &mut dyn Segment, tokens: &[u32]) -> Shown {
 struct Bench {
     _folder: TempDir,
     hardware: Arc<VirtualDevice>,
+    device: Arc<dyn Device>,
+    kit: Kit,
     model: ModelSource,
     package: Package,
     engine: Engine,
 }
 
 impl Bench {
-    fn new(source: &Path, shape: Option<Shape>) -> Self {
+    /// Of a random model.
+    fn random(package: SmallPackage) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let target = package.write(folder.path(), "random", &[("tokenizer.json", &b"{}"[..])]);
+        Self::of(folder, &target)
+    }
+
+    /// Of a checkpoint or a GGUF file.
+    fn converted(source: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("package");
-        let request =
-            ConvertRequest { source, target: &target, identity: Identity::default(), shape, threads: THREADS };
+        let identity = Identity::default();
+        let request = ConvertRequest { source, target: &target, identity, shape: None, threads: THREADS };
         convert(&request, &mut |_| (), &Control::new()).unwrap();
+        Self::of(folder, &target)
+    }
+
+    fn of(folder: TempDir, target: &Path) -> Self {
         let options = OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
-        let package = Package::open(&target, options).unwrap();
+        let package = Package::open(target, options).unwrap();
         let Shape { hidden_size: hidden, intermediate_size: intermediate, heads, kv_heads, layers, vocab_size: vocab } =
             package.metadata().shape;
         let sizes = Xdna1Model { hidden, intermediate, heads, kv_heads, layers, vocab };
@@ -83,18 +99,36 @@ impl Bench {
         }
         let hardware = VirtualDevice::new(&VirtualSpec::new(Silicon::Npu1));
         let device: Arc<dyn Device> = Arc::new(NpuDevice::open(hardware.connect(), &hardware.identity()).unwrap());
-        let theta = package.metadata().rope_theta as f32;
+        let theta = package.metadata().rope_theta;
         let options = SegmentOptions::new(64, VIRTUAL_DISPATCH_TIMEOUT);
         let weights = PackageWeights::new(&package).unwrap();
-        let engine = Engine::load(device, weights, theta, &Kit::read(&npu).unwrap(), options).unwrap();
+        let kit = Kit::read(&npu).unwrap();
+        let engine = Engine::load(Arc::clone(&device), weights, theta, &kit, options).unwrap();
         let model = package.model(Vocabulary::default()).unwrap();
-        Self { _folder: folder, hardware, model, package, engine }
+        Self { _folder: folder, hardware, device, kit, model, package, engine }
+    }
+
+    /// The layers as chunked graphs.
+    fn chunked(&self, format: ChunkFormat, limit: usize, tokens: &[u32]) -> Shown {
+        let (shape, theta) = (self.package.metadata().shape, self.package.metadata().rope_theta);
+        let plan = ChunkPlan::new(&self.kit, format, shape, shape.layers, limit).unwrap();
+        let options = SegmentOptions::new(64, VIRTUAL_DISPATCH_TIMEOUT);
+        let weights = PackageWeights::new(&self.package).unwrap();
+        let device = Arc::clone(&self.device);
+        let mut graphs = Chunked::load(device, weights, theta, &self.kit, format, &plan, options).unwrap();
+        let shown = shown(&mut graphs, tokens);
+        self.assert_clean();
+        shown
+    }
+
+    fn assert_clean(&self) {
+        let diagnoses: Vec<_> = self.hardware.diagnoses().iter().map(ToString::to_string).collect();
+        assert!(diagnoses.is_empty(), "{diagnoses:#?}");
     }
 
     fn engine(&mut self, tokens: &[u32]) -> Shown {
         let shown = shown(&mut self.engine, tokens);
-        let diagnoses: Vec<_> = self.hardware.diagnoses().iter().map(ToString::to_string).collect();
-        assert!(diagnoses.is_empty(), "{diagnoses:#?}");
+        self.assert_clean();
         shown
     }
 
@@ -103,55 +137,6 @@ impl Bench {
         let span = SegmentSpan::whole(self.model.config());
         shown(&mut TwinSegment::open(&self.model, span, options).unwrap(), tokens)
     }
-}
-
-/// A checkpoint with random weights of a family's widths.
-fn checkpoint(folder: &Path, family: Family, shape: &Shape, seed: u64) -> PathBuf {
-    let mut random = npuhal_tests::kit::random::Random::new(seed);
-    let (mut header, mut data) = (Map::new(), Vec::<u8>::new());
-    let mut add = |name: String, dims: &[usize], scale: f64, offset: f64| {
-        let start = data.len();
-        for _ in 0..dims.iter().product::<usize>() {
-            data.extend(half::bf16::from_f64(offset + scale * random.signed()).to_le_bytes());
-        }
-        header.insert(name, json!({ "dtype": "BF16", "shape": dims, "data_offsets": [start, data.len()] }));
-    };
-    let Shape { hidden_size: hidden, intermediate_size: wide, layers, vocab_size: vocab, .. } = *shape;
-    let spread = |columns: usize| (3.0 / columns as f64).sqrt();
-    add("model.embed_tokens.weight".to_owned(), &[vocab, hidden], 1.7, 0.0);
-    add("model.norm.weight".to_owned(), &[hidden], 0.3, 1.0);
-    for layer in 0..layers {
-        let mut of = |suffix: &str, dims: &[usize], scale, offset| {
-            add(format!("model.layers.{layer}.{suffix}"), dims, scale, offset);
-        };
-        of("input_layernorm.weight", &[hidden], 0.3, 1.0);
-        of("post_attention_layernorm.weight", &[hidden], 0.3, 1.0);
-        for (part, rows) in [("q", shape.q_width()), ("k", shape.kv_width()), ("v", shape.kv_width())] {
-            of(&format!("self_attn.{part}_proj.weight"), &[rows, hidden], 1.2 * spread(hidden), 0.0);
-            if family == Family::Qwen2 {
-                of(&format!("self_attn.{part}_proj.bias"), &[rows], 0.5, 0.0);
-            }
-        }
-        of("self_attn.o_proj.weight", &[hidden, hidden], spread(hidden), 0.0);
-        of("mlp.gate_proj.weight", &[wide, hidden], 1.5 * spread(hidden), 0.0);
-        of("mlp.up_proj.weight", &[wide, hidden], spread(hidden), 0.0);
-        of("mlp.down_proj.weight", &[hidden, wide], spread(wide), 0.0);
-    }
-    let config = json!({
-        "model_type": family.name(), "hidden_size": hidden, "intermediate_size": wide,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "num_hidden_layers": layers,
-        "vocab_size": vocab, "hidden_act": "silu",
-        "rope_theta": if family == Family::Llama { 100_000 } else { 1_000_000 },
-        "rms_norm_eps": if family == Family::Llama { 1e-5 } else { 1e-6 },
-    });
-    let path = folder.join("source");
-    fs::create_dir_all(&path).unwrap();
-    fs::write(path.join("config.json"), config.to_string()).unwrap();
-    fs::write(path.join("tokenizer.json"), "{}").unwrap();
-    let header = serde_json::to_string(&header).unwrap();
-    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
-    fs::write(path.join("model.safetensors"), file).unwrap();
-    path
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -176,10 +161,8 @@ fn compare(engine: &Shown, twin: &Shown, what: &str) {
 
 #[test]
 fn the_smollm_engine_is_its_twin_on_random_models() {
-    let shape = Shape { layers: 2, vocab_size: 64, ..Family::Llama.shape() };
     for seed in [1, 2] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut bench = Bench::new(&checkpoint(folder.path(), Family::Llama, &shape, seed), Some(shape));
+        let mut bench = Bench::random(SmallPackage { family: Family::Llama, layers: 2, vocab_size: 64, seed });
         let tokens = [2, 63, 17, 17, 5, 40, 0, 9];
         let found = bench.engine(&tokens);
         assert_eq!(found.len(), tokens.len() * (2 * 2 + 1));
@@ -196,15 +179,47 @@ fn the_smollm_engine_is_its_twin_on_random_models() {
 }
 
 #[test]
+fn chunked_graphs_are_the_engine_but_for_attention() {
+    let mut bench = Bench::random(SmallPackage { family: Family::Llama, layers: 3, vocab_size: 64, seed: 7 });
+    let tokens = [2, 63, 17, 17, 5];
+    let engine = bench.engine(&tokens);
+    // Two layers and one, or one by one: the same graph.
+    let found = bench.chunked(ChunkFormat::SmolLmBf16, 2, &tokens);
+    let single = bench.chunked(ChunkFormat::SmolLmBf16, 1, &tokens);
+    assert!(found.iter().all(|(of, values)| single[of] == *values));
+    let w8 = bench.chunked(ChunkFormat::SmolLmW8, 2, &tokens);
+    for ((position, tap), wanted) in &engine {
+        // The final norm is not the graphs'.
+        if tap == "Normed" {
+            continue;
+        }
+        let of = (*position, tap.clone());
+        if *position == 0 || tap == "K(0)" || tap == "V(0)" {
+            assert_eq!(found[&of], *wanted, "{tap} at {position}");
+        }
+        let cosine = cosine(&found[&of], wanted);
+        assert!(cosine > 0.999, "{tap} at {position}: cosine {cosine}");
+        // Eight bits a weight cost about one part in a hundred a projection.
+        let cosine = self::cosine(&w8[&of], wanted);
+        assert!(cosine > 0.995, "eight bits, {tap} at {position}: cosine {cosine}");
+    }
+}
+
+#[test]
 fn the_qwen_engine_is_its_twin_on_a_random_model() {
     if std::env::var_os("NPUHAL_SOAK").is_none_or(|value| value != "1") {
         return left_to_soak("the_qwen_engine_is_its_twin_on_a_random_model");
     }
-    let shape = Shape { layers: 2, ..Family::Qwen2.shape() };
-    let folder = tempfile::tempdir().unwrap();
-    let mut bench = Bench::new(&checkpoint(folder.path(), Family::Qwen2, &shape, 3), Some(shape));
+    let vocab_size = Family::Qwen2.shape().vocab_size;
+    let mut bench = Bench::random(SmallPackage { family: Family::Qwen2, layers: 2, vocab_size, seed: 3 });
     let tokens = [2, 100_000, 17, 17];
-    compare(&bench.engine(&tokens), &bench.twin(Lane::Qwen, &tokens), "qwen");
+    let engine = bench.engine(&tokens);
+    compare(&engine, &bench.twin(Lane::Qwen, &tokens), "qwen");
+    let graphs = bench.chunked(ChunkFormat::QwenBf16, 2, &tokens);
+    for (of, values) in graphs.iter().filter(|((_, tap), _)| !tap.starts_with("LayerOut")) {
+        let cosine = cosine(values, &engine[of]);
+        assert!(cosine > 0.999, "{of:?}: cosine {cosine}");
+    }
 }
 
 /// Logits of a normed row with a package's head.
@@ -226,7 +241,7 @@ fn best_two(logits: &[f32]) -> (usize, f32) {
 #[test]
 fn the_default_model_runs_on_the_virtual_npu() {
     let Some(path) = npuhal_tests::models::path("smollm2-135m") else { return };
-    let mut bench = Bench::new(&path, None);
+    let mut bench = Bench::converted(&path);
     let file = ModelSource::open(&path).unwrap();
     // Three openings of a chat, teacher-forced.
     let prompts: [&[u32]; 3] = [

@@ -246,4 +246,22 @@ mod tests {
         let error = table.make(&ProgramDescription { id: 0x999, dimensions: Vec::new() }).unwrap_err();
         assert!(error.starts_with("no core program 0x999; there are 0x1 copy"), "{error}");
     }
+    #[test]
+    fn designs_check_their_dimensions() {
+        use crate::kit::{QWEN_CHUNK, QWEN_ENGINE, SMOLLM_CHUNK, SMOLLM_ENGINE, W8_PROJECTION};
+        let table = CoreProgramTable::builtin();
+        for (id, dimensions, wanted) in [
+            (SMOLLM_ENGINE, &[][..], "0 dimensions; wanted 1"),
+            (SMOLLM_ENGINE, &[0], "0 layers; wanted 1 to 256"),
+            (QWEN_ENGINE, &[24, 2], "head: 2; wanted 0 or 1"),
+            (SMOLLM_CHUNK, &[u32::MAX, 0], "4294967295 layers"),
+            (QWEN_CHUNK, &[2, 1], "2 dimensions; wanted 1"),
+            (W8_PROJECTION, &[33, 576], "33 rows; wanted a multiple of 32"),
+            (W8_PROJECTION, &[64, 4_000_000_000], "4000000000 columns"),
+        ] {
+            let error = table.make(&ProgramDescription { id, dimensions: dimensions.to_vec() }).unwrap_err();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(table.make(&ProgramDescription { id: W8_PROJECTION, dimensions: vec![64, 576] }).is_ok());
+    }
 }
