@@ -7,8 +7,11 @@ use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
 use npuhal_models::{ModelError, TextError};
+use npuhal_registry::agreement::live::LiveError;
+use npuhal_registry::cost::CalibrationError;
 use npuhal_registry::{ExtensionError, RegistryError, RouteError, SelectionError};
 use std::io;
+use std::path::PathBuf;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -54,6 +57,12 @@ pub(crate) enum CliError {
     Route(#[from] RouteError),
     #[error(transparent)]
     Addon(#[from] ExtensionError),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
     /// The model is one that only an add-on runs, which is not here.
     #[error("{model}: {missing}")]
     PrivateRoute { model: String, missing: String },
@@ -73,6 +82,7 @@ impl CliError {
         match self {
             Self::Verdict(code) => *code,
             Self::Usage(_)
+            | Self::Live(LiveError::Parameters(_))
             | Self::Store(StoreError::UnknownModel { .. })
             | Self::Package(PackageError::BadId { .. } | PackageError::ReservedId { .. }) => 2,
             _ => 1,

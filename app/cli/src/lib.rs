@@ -14,6 +14,7 @@ mod args;
 mod command;
 mod doctor;
 mod error;
+mod graph;
 mod npu;
 mod session;
 mod terminal;
@@ -121,6 +122,9 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
         Command::Doctor(args) => command::doctor::doctor(host, &args),
         Command::Routes(args) => command::routes::routes(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
+        Command::Parity(args) => command::parity::parity(host, &args),
+        Command::Agree(args) => command::agree::agree(host, &args),
+        Command::Graph(args) => command::graph::graph(host, &args),
         Command::OfAddon(arguments) => return command::addon::run(host, &arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

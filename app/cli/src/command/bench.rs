@@ -2,6 +2,7 @@
 
 use crate::Host;
 use crate::args::BenchArgs;
+use crate::command::calibrate::calibrate;
 use crate::command::run::peak_memory_bytes;
 use crate::error::CliError;
 use crate::session::{Plan, plan};
@@ -17,6 +18,9 @@ const WARM_UP_TOKENS: u32 = 8;
 
 pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let started = Instant::now();
+    if args.calibrate {
+        return calibrate(host, args);
+    }
     if args.ttft.is_some() || args.ttft_text.is_some() {
         return first_token(host, args, started);
     }
