@@ -2,7 +2,8 @@
 
 use crate::error::RunError;
 use crate::stage::{
-    Control, HiddenRows, PhaseTime, Placement, Row, Segment, SegmentCapacity, SequenceId, Stepper, Takes, Want, Yields,
+    Control, HiddenRows, PhaseTime, Placement, Row, Segment, SegmentCapacity, SequenceId, SharedTapSink, Stepper,
+    Takes, Tap, TapSink, Want, Yields,
 };
 use thiserror::Error;
 
@@ -210,6 +211,16 @@ impl Stepper for Pipeline {
                 Some(kept) if kept < remaining => remaining = kept,
                 _ => return remaining,
             }
+        }
+    }
+
+    fn taps(&self) -> Vec<Tap> {
+        self.segments.iter().flat_map(|segment| segment.taps().iter().copied()).collect()
+    }
+
+    fn observe(&mut self, sink: Option<SharedTapSink>) {
+        for segment in &mut self.segments {
+            segment.observe(sink.clone().map(|sink| Box::new(sink) as Box<dyn TapSink>));
         }
     }
 }

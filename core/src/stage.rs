@@ -7,8 +7,8 @@
 use crate::error::RunError;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Id of a token in the model's vocabulary.
@@ -243,7 +243,8 @@ impl Control {
 pub enum Tap {
     /// Residual stream after a layer.
     LayerOut(u32),
-    /// Keys written by a layer, after RoPE: KV heads × head dim.
+    /// Keys written by a layer, after RoPE: KV heads × head dim. Whatever order a file keeps them in, the two elements of a
+    /// rotated pair stand half the rotated width apart, as in Hugging Face checkpoints.
     K(u32),
     /// Values written by a layer: KV heads × head dim.
     V(u32),
@@ -268,6 +269,15 @@ pub struct PhaseTime {
     pub elapsed: Duration,
     /// How often.
     pub count: u32,
+}
+
+/// A sink that several segments of one session write to.
+pub type SharedTapSink = Arc<Mutex<dyn TapSink>>;
+
+impl<S: TapSink + ?Sized> TapSink for Arc<Mutex<S>> {
+    fn observe(&mut self, tap: Tap, row: Row, values: &[f32]) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).observe(tap, row, values);
+    }
 }
 
 /// Consecutive layers on one device. Owns its packed weights and its KV cache.
@@ -382,6 +392,16 @@ pub trait Stepper: Send {
     /// Where the time went since [`Stepper::begin`], stage by stage; empty where nobody measures.
     fn phases(&self) -> Vec<PhaseTime> {
         Vec::new()
+    }
+
+    /// What can be observed in it, in the order of the computation. Nothing by default.
+    fn taps(&self) -> Vec<Tap> {
+        Vec::new()
+    }
+
+    /// Sets or removes the observer. Does nothing where there are no taps.
+    fn observe(&mut self, sink: Option<SharedTapSink>) {
+        drop(sink);
     }
 }
 

@@ -93,7 +93,10 @@ static int32_t open(void *state, const npuhal_open_request *request, npuhal_sess
     return NPUHAL_STATUS_OK;
 }
 
-static const npuhal_str model_types[] = { NPUHAL_TEXT("llama"), NPUHAL_TEXT("qwen2"), NPUHAL_TEXT("qwen3") };
+/* The last is a type whose files npuhal does not read: the route gets the path and the type. */
+static const npuhal_str model_types[] = {
+    NPUHAL_TEXT("llama"), NPUHAL_TEXT("qwen2"), NPUHAL_TEXT("qwen3"), NPUHAL_TEXT("qwen3_5_moe"),
+};
 
 static const npuhal_option_spec options[] = {
     { NPUHAL_TEXT("parrot-order"), NPUHAL_TEXT("forwards or backwards") },

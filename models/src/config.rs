@@ -53,6 +53,25 @@ impl Rope {
     }
 }
 
+impl Rope {
+    /// Puts the rotated pairs of every head of `row` half the rotated width apart, as [`RopePairing::Halves`] has them. Heads have
+    /// `head_dim` elements.
+    pub fn unpair(&self, row: &mut [f32], head_dim: usize) {
+        if self.pairing == RopePairing::Halves {
+            return;
+        }
+        let mut rotated = vec![0.0; self.dims];
+        for head in row.chunks_exact_mut(head_dim) {
+            let head = &mut head[..self.dims];
+            let (first, second) = rotated.split_at_mut(self.dims / 2);
+            for ((pair, first), second) in head.as_chunks::<2>().0.iter().zip(first).zip(second) {
+                [*first, *second] = *pair;
+            }
+            head.copy_from_slice(&rotated);
+        }
+    }
+}
+
 /// A dense pre-norm decoder: RMSNorm, grouped-query attention with RoPE, RMSNorm, SwiGLU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -89,6 +108,28 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The configuration of a model of which only the type is known: every size is 0.
+    #[must_use]
+    pub fn unread(model_type: &str) -> Self {
+        Self {
+            model_type: model_type.to_owned(),
+            name: String::new(),
+            hidden_size: 0,
+            layers: 0,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            intermediate_size: 0,
+            vocab_size: 0,
+            context_length: 0,
+            rms_norm_eps: 0.0,
+            rope: Rope { theta: 0.0, dims: 0, pairing: RopePairing::Halves, scaling: RopeScaling::None },
+            qkv_bias: false,
+            qk_norm: false,
+            tied_head: false,
+        }
+    }
+
     /// Width of all query heads together.
     #[must_use]
     pub fn q_width(&self) -> usize {
@@ -114,6 +155,17 @@ impl ModelConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interleaved_pairs_are_put_half_the_width_apart() {
+        let rope = |pairing| Rope { theta: 1.0, dims: 4, pairing, scaling: RopeScaling::None };
+        let mut row = [0.0, 10.0, 1.0, 11.0, 99.0, 2.0, 12.0, 3.0, 13.0, 98.0];
+        let stored = row;
+        rope(RopePairing::Halves).unpair(&mut row, 5);
+        assert_eq!(row, stored);
+        rope(RopePairing::Interleaved).unpair(&mut row, 5);
+        assert_eq!(row, [0.0, 1.0, 10.0, 11.0, 99.0, 2.0, 3.0, 12.0, 13.0, 98.0]);
+    }
 
     #[test]
     fn inverse_frequencies_take_factors_and_linear_scaling() {

@@ -3,6 +3,7 @@
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
+use crate::hub_text::HubTextFiles;
 use crate::package::{self, OpenOptions, Package};
 use crate::q4nx::{TiledTensor, directory};
 use crate::tensor::Tensor;
@@ -71,6 +72,8 @@ pub enum Format {
     Xdna1Package,
     /// A Q4NX directory.
     Q4nx,
+    /// A file or directory that npuhal does not read: only its path, its stated type and its vocabulary are known.
+    Unread,
 }
 
 /// An opened model: configuration, vocabulary, tensors. Holds mappings, no copies.
@@ -125,6 +128,18 @@ impl ModelSource {
         tensors: BTreeMap<TensorRole, Tensor>,
     ) -> Self {
         Self { path, format, config, vocabulary, tensors, tiled: BTreeMap::new() }
+    }
+
+    /// A model that npuhal does not read, for whoever can: the path, the type that it states, and its vocabulary as far as
+    /// there are files npuhal knows ([`crate::hub_text`]); an empty one where there are none.
+    #[must_use]
+    pub fn unread(path: PathBuf, model_type: &str) -> Self {
+        let files = HubTextFiles::read(&path).and_then(|files| files.vocabulary(usize::MAX));
+        let vocabulary = files.unwrap_or_else(|error| {
+            tracing::debug!(%error, path = %path.display(), "no vocabulary");
+            Vocabulary::default()
+        });
+        Self::new(path, Format::Unread, ModelConfig::unread(model_type), vocabulary, BTreeMap::new())
     }
 
     /// The same with matrices that are stored as tiles.

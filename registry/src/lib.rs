@@ -14,22 +14,30 @@
 //!   ([`addon`]), and everything it hands over is checked. The code for that is the only unsafe code here.
 
 pub mod addon;
+pub mod agreement;
+pub mod cost;
 pub mod extension;
 pub mod factory;
 pub mod options;
+pub mod parity;
 pub mod private;
 pub mod registry;
 pub mod route;
 pub mod selection;
 pub mod span;
+pub mod split;
+pub mod target;
 pub mod uri;
+pub mod witness;
 
 pub use addon::{AddonError, AddonReport, AddonSources};
+pub use cost::{CostSource, DeviceCost};
 pub use extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError};
 pub use factory::{DeviceFactory, Unavailable};
 #[doc(hidden)]
 pub use inventory;
 pub use options::{NpuLayers, Numerics, OptionError, Options, Prefer};
+pub use parity::Tolerance;
 pub use registry::{FactoryEntry, Origin, Registry, RegistryError, RegistryHost, RouteEntry};
 pub use route::{
     ANY_MODEL_TYPE, Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest,
@@ -39,6 +47,7 @@ pub use selection::{
     Choice, Decision, DeviceCheck, DeviceReport, Request, SelectionError, SelectionProblem, select, survey_devices,
 };
 pub use span::{SegmentSpan, SpanError};
+pub use target::{Target, TargetError};
 pub use uri::{DeviceAddress, DeviceChoice, DeviceUri, NpuModel, UriError};
 
 #[cfg(test)]

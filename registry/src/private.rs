@@ -1,6 +1,7 @@
 //! Models that only a private add-on runs: what is known of them, and what to say where the add-on is missing.
 
-use crate::registry::Registry;
+use crate::registry::{Origin, RegisteredRoute, Registry};
+use npuhal_models::ModelSource;
 use npuhal_models::gguf::GgufFile;
 use std::fs::File;
 use std::io::Read;
@@ -28,6 +29,17 @@ pub fn private_model(model_type: &str) -> Option<&'static PrivateModel> {
         !model_type.is_empty() && [model.model_type, model.gguf_architecture].contains(&model_type)
     };
     PRIVATE_MODELS.iter().find(is_it)
+}
+
+/// The model at `path`, unread, if it states a type that a route of an add-on names. For models that npuhal cannot open itself.
+#[must_use]
+pub fn open_for_addons(registry: &Registry, path: &Path) -> Option<ModelSource> {
+    let stated = stated_model_type(path)?;
+    let names_it = |known: &&RegisteredRoute| {
+        known.origin != Origin::BuiltIn && known.route.model_types().contains(&stated.as_str())
+    };
+    registry.routes().iter().find(names_it)?;
+    Some(ModelSource::unread(path.to_owned(), &stated))
 }
 
 /// What to say about a model of `model_type` that no route names: which route is missing, and how to get one. `None` where a

@@ -1,11 +1,14 @@
 //! The set of routes and factories of this process, with their origins.
 
 use crate::addon::{AddonError, AddonReport};
+use crate::cost::DeviceCost;
 use crate::extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError};
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::Options;
+use crate::parity::Tolerance;
 use crate::route::{ANY_MODEL_TYPE, Fitness, Host, OpenRequest, Route, RouteError, SegmentRequest};
 use crate::uri::DeviceUri;
+use crate::witness::Witness;
 use npuhal_core::device::Device;
 use npuhal_core::stage::{Segment, Session};
 use npuhal_core::{DeviceCard, DeviceError, Generation};
@@ -330,6 +333,13 @@ impl Registry {
         Ok(())
     }
 
+    /// The same devices, commands and encoders with `route` alone: for a session whose route is fixed beforehand.
+    #[must_use]
+    pub fn with_only_route(&self, route: Arc<dyn Route>) -> Self {
+        let only = RegisteredRoute { route, origin: Origin::BuiltIn, package: env!("CARGO_PKG_NAME").to_owned() };
+        Self { routes: vec![only], ..self.clone() }
+    }
+
     /// The subcommands, highest precedence first.
     #[must_use]
     pub fn commands(&self) -> &[RegisteredCommand] {
@@ -402,13 +412,20 @@ impl Registry {
 pub struct RegistryHost<'a> {
     registry: &'a Registry,
     pinned: Option<&'a DeviceUri>,
+    witness: Option<&'a Witness>,
 }
 
 impl<'a> RegistryHost<'a> {
     /// A host; `pinned` is the device the user named, with its parameters.
     #[must_use]
     pub fn new(registry: &'a Registry, pinned: Option<&'a DeviceUri>) -> Self {
-        Self { registry, pinned }
+        Self { registry, pinned, witness: None }
+    }
+
+    /// The same, with `witness` watching every device it opens.
+    #[must_use]
+    pub fn watched_by(self, witness: &'a Witness) -> Self {
+        Self { witness: Some(witness), ..self }
     }
 }
 
@@ -420,7 +437,11 @@ impl Host for RegistryHost<'_> {
             _ => id.parse().map_err(|_| missing())?,
         };
         let (known, _) = self.registry.resolve(&uri).ok_or_else(missing)?;
-        Ok(known.factory.open(&uri)?)
+        let device = known.factory.open(&uri)?;
+        Ok(match self.witness {
+            Some(witness) => witness.watch(device),
+            None => device,
+        })
     }
 
     fn open_segment(&self, route: &str, request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
@@ -491,6 +512,23 @@ impl Route for StaticRoute {
 
     fn segment(&self, request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
         self.0.segment(request)
+    }
+
+    fn segment_on(
+        &self,
+        request: SegmentRequest<'_>,
+        device: &str,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Segment>, RouteError> {
+        self.0.segment_on(request, device, host)
+    }
+
+    fn tolerance(&self, model: &ModelSource, options: &Options) -> Tolerance {
+        self.0.tolerance(model, options)
+    }
+
+    fn cost(&self, model: &ModelSource, device: &DeviceCard, options: &Options) -> Option<DeviceCost> {
+        self.0.cost(model, device, options)
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {

@@ -1,6 +1,8 @@
 //! Routes: ways to run a model.
 
+use crate::cost::DeviceCost;
 use crate::options::Options;
+use crate::parity::Tolerance;
 use crate::span::{SegmentSpan, SpanError};
 use crate::uri::DeviceUri;
 use npuhal_core::card::{Claim, DeviceCard};
@@ -38,6 +40,33 @@ pub trait Route: Send + Sync {
     /// [`RouteError::NoSegments`] where the route runs whole models only.
     fn segment(&self, request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
         Err(RouteError::NoSegments { route: self.name().to_owned(), span: request.span })
+    }
+
+    /// Opens a part of a model on `device` (an address with its parameters), for sessions spread over devices. By default
+    /// [`Route::segment`], as routes have it that open no device.
+    ///
+    /// # Errors
+    /// As [`Route::segment`], and whatever keeps the device from being opened.
+    fn segment_on(
+        &self,
+        request: SegmentRequest<'_>,
+        device: &str,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Segment>, RouteError> {
+        let _ = (device, host);
+        self.segment(request)
+    }
+
+    /// How far its results may be from those of exact arithmetic, for parity.
+    fn tolerance(&self, model: &ModelSource, options: &Options) -> Tolerance {
+        let _ = (model, options);
+        Tolerance::default()
+    }
+
+    /// What a decoded token would cost on `device`, for the planner of hybrid placements; `None` where nothing is known.
+    fn cost(&self, model: &ModelSource, device: &DeviceCard, options: &Options) -> Option<DeviceCost> {
+        let _ = (model, device, options);
+        None
     }
 
     /// Opens a whole model, as its [`Route::fitness`] said.

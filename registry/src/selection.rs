@@ -10,9 +10,11 @@ use crate::options::{Options, Prefer};
 use crate::registry::{Origin, RegisteredRoute, Registry, RegistryHost};
 use crate::route::{ANY_MODEL_TYPE, Decline, Fitness, OpenRequest, Reason, Route, RouteError, Service};
 use crate::uri::{DeviceAddress, DeviceChoice, DeviceUri};
+use crate::witness::Witness;
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::stage::Session;
 use npuhal_models::ModelSource;
+use npuhal_models::source::Format;
 use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
@@ -149,14 +151,39 @@ impl Choice {
     /// # Errors
     /// As [`Route::open`].
     pub fn open(&self, registry: &Registry, model: &ModelSource, options: &Options) -> Result<Session, RouteError> {
-        let pinned = match &self.decision.device {
+        self.open_through(&RegistryHost::new(registry, self.pinned()), model, options)
+    }
+
+    /// The same, with `witness` watching every device that the session opens.
+    ///
+    /// # Errors
+    /// As [`Route::open`].
+    pub fn open_witnessed(
+        &self,
+        registry: &Registry,
+        model: &ModelSource,
+        options: &Options,
+        witness: &Witness,
+    ) -> Result<Session, RouteError> {
+        self.open_through(&RegistryHost::new(registry, self.pinned()).watched_by(witness), model, options)
+    }
+
+    fn pinned(&self) -> Option<&DeviceUri> {
+        match &self.decision.device {
             DeviceChoice::Auto => None,
             DeviceChoice::Pinned(uri) => Some(uri),
-        };
-        let host = RegistryHost::new(registry, pinned);
+        }
+    }
+
+    fn open_through(
+        &self,
+        host: &RegistryHost<'_>,
+        model: &ModelSource,
+        options: &Options,
+    ) -> Result<Session, RouteError> {
         let (devices, options) = (self.decision.usable_devices(), options.limited_to(self.route.option_keys()));
         let service = &self.service;
-        self.route.open(OpenRequest { model, service, devices: &devices, options: &options, host: &host })
+        self.route.open(OpenRequest { model, service, devices: &devices, options: &options, host })
     }
 }
 
@@ -375,15 +402,13 @@ fn ask_routes(
     usable: &[DeviceCard],
     pinned: Option<&str>,
 ) -> Vec<RouteReport> {
-    let model_type = model.config().model_type.as_str();
     let mut reports: Vec<RouteReport> = Vec::new();
     for known in registry.routes() {
         let route = &known.route;
         let shadow = reports.iter().find(|other| other.name == route.name());
-        let types = route.model_types();
         let outcome = if let Some(other) = shadow {
             RouteOutcome::Shadowed { by: other.origin.clone() }
-        } else if !types.contains(&model_type) && !types.contains(&ANY_MODEL_TYPE) {
+        } else if !is_for(model, known) {
             RouteOutcome::OtherModel
         } else {
             match route.fitness(model, usable, &request.options.limited_to(route.option_keys())) {
@@ -394,6 +419,15 @@ fn ask_routes(
         reports.push(RouteReport { name: route.name().to_owned(), origin: known.origin.clone(), outcome });
     }
     reports
+}
+
+/// Whether a route is asked about `model`. A model that npuhal did not read is only for add-ons that name its type.
+fn is_for(model: &ModelSource, known: &RegisteredRoute) -> bool {
+    let (types, model_type) = (known.route.model_types(), model.config().model_type.as_str());
+    match model.format() {
+        Format::Unread => known.origin != Origin::BuiltIn && types.contains(&model_type),
+        _ => types.contains(&model_type) || types.contains(&ANY_MODEL_TYPE),
+    }
 }
 
 fn place(service: Service, request: &Request, usable: &[DeviceCard], pinned: Option<&str>) -> RouteOutcome {

@@ -43,7 +43,7 @@ pub(crate) fn config(model_type: &str, layers: usize) -> ModelConfig {
     }
 }
 
-fn model(model_type: &str) -> ModelSource {
+pub(crate) fn model(model_type: &str) -> ModelSource {
     let path = PathBuf::from("model.gguf");
     ModelSource::new(path, Format::Gguf, config(model_type, 4), Vocabulary::default(), BTreeMap::new())
 }
@@ -535,4 +535,84 @@ fn speed_goes_by_figures_only_where_all_have_one() {
     assert_eq!(winner(&machine(Some(300.0)), "llama", "auto", Some(Prefer::Speed), 16), "cpu on cpu");
     assert_eq!(winner(&machine(Some(30.0)), "llama", "auto", Some(Prefer::Speed), 16), "xdna1-engine on npu1");
     assert_eq!(winner(&machine(None), "llama", "auto", Some(Prefer::Speed), 16), "xdna1-engine on npu1");
+}
+
+#[test]
+fn a_model_that_was_not_read_is_for_add_ons_that_name_its_type() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "qwen3_5_moe"}"#).unwrap();
+    let route = |name, types| FakeRoute { types, ..private(name, None) };
+    let with = |routes: Vec<(FakeRoute, Origin)>| {
+        let mut registry = machine(&["npu5"], &[]);
+        let any = FakeRoute { types: &["*"], ..private("any", None) };
+        registry.add_route(Arc::new(any), Origin::BuiltIn, "npuhal-test").unwrap();
+        for (route, origin) in routes {
+            registry.add_route(Arc::new(route), origin, "closed").unwrap();
+        }
+        registry
+    };
+    let closed = || (route("closed", &["qwen3_5_moe"]), linked("closed"));
+    let all_types = || (route("all", &["*"]), linked("all"));
+    let built_in = || (route("named", &["qwen3_5_moe"]), Origin::BuiltIn);
+    let open = |registry: &Registry| crate::private::open_for_addons(registry, folder.path());
+    assert!(open(&with(vec![])).is_none(), "nobody names the type");
+    assert!(
+        open(&with(vec![all_types(), built_in()])).is_none(),
+        "a route of the program, or one for all types, is not meant"
+    );
+    let registry = with(vec![closed(), all_types(), built_in()]);
+    let model = open(&registry).unwrap();
+    assert_eq!((model.format(), model.config().layers), (Format::Unread, 0));
+    let choice = select(&registry, &model, &Request::default()).unwrap();
+    assert_eq!(choice.route.name(), "closed");
+    let asked = |name: &str| {
+        let report = choice.decision.routes.iter().find(|report| report.name == name).unwrap();
+        report.outcome != RouteOutcome::OtherModel
+    };
+    assert_eq!(["closed", "all", "any", "named", "cpu"].map(asked), [true, false, false, false, false]);
+    for (pin, wanted) in [("cpu", Some("closed")), ("npu5", None), ("virtual:npu5", None)] {
+        let request = Request { device: pin.parse().unwrap(), ..Request::default() };
+        let found = select(&registry, &model, &request).ok().map(|choice| choice.route.name().to_owned());
+        assert_eq!(found.as_deref(), wanted, "{pin}");
+    }
+    for prefer in [Prefer::Npu, Prefer::Speed, Prefer::Context] {
+        let request = Request { prefer: Some(prefer), ..Request::default() };
+        assert_eq!(select(&registry, &model, &request).unwrap().route.name(), "closed", "{prefer}");
+    }
+}
+
+#[test]
+fn a_split_route_says_what_it_lacks() {
+    let registry = machine(&["npu1"], &[]);
+    let message = |text: &str| {
+        let target = crate::Target::parse(text, &Options::default(), &[]).unwrap();
+        match target.choose(&registry, &model("llama")) {
+            Err(error) => error.to_string(),
+            Ok(choice) => choice
+                .open(&registry, &model("llama"), &Options::default())
+                .err()
+                .map_or_else(|| "opened".to_owned(), |error| error.to_string()),
+        }
+    };
+    assert_eq!(message("0..2@npu1,2..@cpu"), "route xdna1-engine runs whole models only; asked for layers 0..2");
+    assert!(
+        message("0..2@npu5,2..@cpu").contains("npu5: there is no device 'npu5'"),
+        "{}",
+        message("0..2@npu5,2..@cpu")
+    );
+    assert!(message("0..2@npu1").contains("the parts end at layer 2 of 4"), "{}", message("0..2@npu1"));
+    let target = crate::Target::parse("0..2@npu1,2..@cpu", &Options::default(), &[]).unwrap();
+    let service = target.choose(&registry, &model("llama")).unwrap().service;
+    assert_eq!((service.device.as_str(), service.window, service.speed), ("npu1", 64, SpeedClass::Hybrid));
+    assert_eq!(service.placement.iter().map(|part| part.layers.clone()).collect::<Vec<_>>(), [0..2, 2..4]);
+}
+
+#[test]
+fn a_witness_counts_what_devices_complete_and_changes_nothing() {
+    use crate::witness::Witness;
+    let registry = machine(&["npu1"], &[]);
+    let witness = Witness::new();
+    let host = RegistryHost::new(&registry, None).watched_by(&witness);
+    assert!(host.open_device("npu1").is_err());
+    assert!(witness.testimonies().is_empty(), "a device that does not open is not seen");
 }

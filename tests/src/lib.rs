@@ -7,3 +7,4 @@ pub mod conformance;
 pub mod golden;
 pub mod kit;
 pub mod models;
+pub mod parity;

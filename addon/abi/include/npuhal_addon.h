@@ -169,7 +169,8 @@ typedef struct npuhal_tensor {
     uint64_t cols;
 } npuhal_tensor;
 
-/* A model as the host has opened it. */
+/* A model as the host has opened it. Of a model that the host cannot read, only path, type and end-of-generation ids are known:
+   all sizes are 0, layers too, and there are no tensors. Routes that name its type are asked all the same. */
 typedef struct npuhal_model {
     /* Bytes of this struct. */
     uint32_t size_bytes;

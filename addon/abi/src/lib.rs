@@ -206,7 +206,8 @@ pub struct Tensor {
     pub cols: u64,
 }
 
-/// A model as the host has opened it.
+/// A model as the host has opened it. Of a model that the host cannot read, only path, type and end-of-generation ids are known:
+/// all sizes are 0, `layers` too, and there are no tensors. Routes that name its type are asked all the same.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Model {

@@ -1,10 +1,12 @@
 //! The command line.
 
 use crate::command::eval::{EvalArgs, ReportFormat};
+use crate::graph::Design;
+use clap::builder::TypedValueParser as _;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
-use npuhal_models::window::Overflow;
 use npuhal_models::speculate::Speculation;
+use npuhal_models::window::Overflow;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -75,6 +77,12 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure how well a model answers, or foretells a text
     Eval(EvalArgs),
+    /// Hold what one device computes against another, layer by layer
+    Parity(ParityArgs),
+    /// Find out whether devices choose the same tokens; without a model, try the gate itself
+    Agree(AgreeArgs),
+    /// Draw the array and the dataflow of a design
+    Graph(GraphArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -448,10 +456,173 @@ pub(crate) struct RoutesArgs {
     pub(crate) json: bool,
 }
 
+/// Form of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// Lines for a terminal
+    Text,
+    /// JSON
+    Json,
+    /// Markdown
+    Markdown,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "DEVICE is also written with an arithmetic (cpu:exact), with options (cpu?numerics=exact&threads=1), or as \
+                        layers on devices (0..16@cpu:exact,16..@cpu).\n\
+                        Exit code: 0 within the tolerances of the routes, 1 beyond them."
+)]
+pub(crate) struct ParityArgs {
+    /// Model: a name of the catalogue, or the path of a model
+    #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: OsString,
+
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+
+    /// The reference
+    #[arg(long, value_name = "DEVICE", default_value = "cpu:exact")]
+    pub(crate) against: String,
+
+    /// Model of the reference, where it is another file of the same model, e.g. the one a directory was packed from
+    /// [default: the same]
+    #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub(crate) against_model: Option<OsString>,
+
+    /// Feed this text, in the model's template [default: drawn ids]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+
+    /// Positions to compare [default: 16 drawn ids, or the whole prompt]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536).map(|count| count as usize))]
+    pub(crate) tokens: Option<usize>,
+
+    /// Seed of the drawn ids
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// Likeliest tokens whose overlap is counted
+    #[arg(long, value_name = "K", default_value_t = 5)]
+    pub(crate) top_k: usize,
+
+    /// Smallest cosine of a row with its counterpart [default: the routes' own]
+    #[arg(long, value_name = "C")]
+    pub(crate) min_cosine: Option<f64>,
+
+    /// Largest error, as a share of the root mean square of the row [default: the routes' own]
+    #[arg(long, value_name = "E")]
+    pub(crate) max_error: Option<f64>,
+
+    /// Accept another likeliest token where the two highest logits are closer than this [default: the routes' own]
+    #[arg(long, value_name = "LOGITS")]
+    pub(crate) near_tie: Option<f64>,
+
+    /// Form of the report
+    #[arg(long, value_enum, default_value_t = ReportFormat::Text)]
+    pub(crate) format: ReportFormat,
+
+    /// Write the report here
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 where everything agrees (or the gate does with each scenario what it is there for), else 1."
+)]
+pub(crate) struct AgreeArgs {
+    /// Model whose placements are asked [default: none, synthetic placements]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: Option<OsString>,
+
+    /// Synthetic placements: pass, fail_confident, exact or all
+    #[arg(long, value_name = "NAME", default_value = "all", conflicts_with = "model")]
+    pub(crate) scenario: String,
+
+    /// A device to compare with the reference, as for parity (may be given several times)
+    /// [default: cpu:exact, and every NPU that runs the model]
+    #[arg(long, value_name = "DEVICE", requires = "model")]
+    pub(crate) placement: Vec<String>,
+
+    /// The reference, whose likeliest tokens all are fed
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", requires = "model")]
+    pub(crate) reference: String,
+
+    /// Start from this text, in the model's template [default: drawn ids]
+    #[arg(long, value_name = "TEXT", requires = "model")]
+    pub(crate) prompt: Option<String>,
+
+    /// Positions
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) positions: usize,
+
+    /// Candidates at each position
+    #[arg(long, value_name = "K", default_value_t = 5)]
+    pub(crate) top_k: usize,
+
+    /// A difference fails where the reference prefers its token by this much, in natural logarithms
+    #[arg(long, value_name = "M", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) margin_threshold: f64,
+
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub(crate) seed: u64,
+
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+
+    /// Form of the report
+    #[arg(long, value_enum, default_value_t = ReportFormat::Text)]
+    pub(crate) format: ReportFormat,
+
+    /// Write the report here
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Form of a drawing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum GraphFormat {
+    /// A picture
+    Svg,
+    /// For Graphviz
+    Dot,
+    /// Tiles and channels as data
+    Json,
+    /// A grid and a table
+    Text,
+    /// All of them
+    All,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GraphArgs {
+    /// What to draw
+    #[arg(long, value_enum, default_value_t = Design::Smollm)]
+    pub(crate) design: Design,
+
+    /// Form
+    #[arg(long, value_enum, default_value_t = GraphFormat::Svg)]
+    pub(crate) format: GraphFormat,
+
+    /// Model whose shape the lane is drawn for [default: that of Qwen3-0.6B]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: Option<OsString>,
+
+    /// Write here; with the format all, beside this name [default: print]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+}
+
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+
+    /// Measure what a layer, a dispatch and the head cost on the device, and keep it for `--npu-layers auto`
+    #[arg(long, conflicts_with_all = ["ttft", "ttft_text", "jsonl"])]
+    pub(crate) calibrate: bool,
 
     /// Prefill sizes
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "32,128,512", value_parser = clap::value_parser!(u32).range(1..))]

@@ -10,9 +10,12 @@ use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
 use npuhal_models::window::WindowError;
 use npuhal_models::{ModelError, TextError};
+use npuhal_registry::agreement::live::LiveError;
+use npuhal_registry::cost::CalibrationError;
 use npuhal_registry::{ExtensionError, RegistryError, RouteError, SelectionError};
 use npuhal_xdna1::kit::KitError;
 use std::io;
+use std::path::PathBuf;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -78,6 +81,12 @@ pub(crate) enum CliError {
     Route(#[from] RouteError),
     #[error(transparent)]
     Addon(#[from] ExtensionError),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
     /// The model is one that only an add-on runs, which is not here.
     #[error("{model}: {missing}")]
     PrivateRoute { model: String, missing: String },
@@ -98,6 +107,7 @@ impl CliError {
             Self::Verdict(code) => *code,
             Self::Usage(_)
             | Self::Api(ApiError::BadUrl { .. } | ApiError::KeyInTheOpen { .. } | ApiError::BadKey)
+            | Self::Live(LiveError::Parameters(_))
             | Self::Store(StoreError::UnknownModel { .. })
             | Self::Package(PackageError::BadId { .. } | PackageError::ReservedId { .. }) => 2,
             _ => 1,

@@ -15,6 +15,7 @@ mod client;
 mod command;
 mod doctor;
 mod error;
+mod graph;
 mod kernels;
 mod npu;
 mod packed;
@@ -127,6 +128,9 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
         Command::Routes(args) => command::routes::routes(host, &args),
         Command::Bench(args) => command::bench::bench(host, &args),
         Command::Eval(args) => command::eval::eval(host, &args),
+        Command::Parity(args) => command::parity::parity(host, &args),
+        Command::Agree(args) => command::agree::agree(host, &args),
+        Command::Graph(args) => command::graph::graph(host, &args),
         Command::OfAddon(arguments) => return command::addon::run(host, &arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();

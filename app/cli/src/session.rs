@@ -14,7 +14,7 @@ use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelError, ModelSource, Store, Tokenizer};
-use npuhal_registry::private::{private_route_missing, stated_model_type};
+use npuhal_registry::private::{open_for_addons, private_route_missing, stated_model_type};
 use npuhal_registry::{
     AddonSources, Choice, DeviceChoice, NpuLayers, Options, Registry, Request, SelectionError, SelectionProblem, select,
 };
@@ -63,8 +63,18 @@ pub(crate) fn locate(host: &Host, spec: &OsStr) -> Result<PathBuf, CliError> {
 /// What `args` ask of the choice of a route.
 pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request, CliError> {
     let device: DeviceChoice = args.device.parse().map_err(|error| CliError::Usage(format!("--device: {error}")))?;
-    let numerics = args.numerics.parse().map_err(|error| CliError::Usage(format!("--numerics: {error}")))?;
     let prefer = args.prefer.as_deref().map(str::parse).transpose();
+    Ok(Request {
+        device,
+        prefer: prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?,
+        options: options(registry, args)?,
+        ..Request::default()
+    })
+}
+
+/// What `args` ask of a session, whatever the device.
+pub(crate) fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
+    let numerics = args.numerics.parse().map_err(|error| CliError::Usage(format!("--numerics: {error}")))?;
     let mut options = Options {
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
@@ -80,12 +90,7 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
             .set_route_pair(pair, &registry.option_keys())
             .map_err(|error| CliError::Usage(format!("--npu-opt: {error}")))?;
     }
-    Ok(Request {
-        device,
-        prefer: prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?,
-        options,
-        ..Request::default()
-    })
+    Ok(options)
 }
 
 /// Layers on the NPU, as one of the two flags says.
@@ -133,19 +138,32 @@ pub(crate) fn open_model_for(
     packed::for_device(host, registry, model, request)
 }
 
-/// The model called `spec`. One that cannot be opened, but states a type that only an add-on runs, says so.
-fn open_model(host: &Host, registry: &Registry, spec: &OsStr, verify: bool) -> Result<ModelSource, CliError> {
+/// The model called `spec`. One that cannot be opened is handed to an add-on that names the type it states; where there is none
+/// and only an add-on runs the type, that is said.
+pub(crate) fn open_model(
+    host: &Host,
+    registry: &Registry,
+    spec: &OsStr,
+    verify: bool,
+) -> Result<ModelSource, CliError> {
     let private = |path: &Path| {
         let missing = private_route_missing(registry, &stated_model_type(path)?)?;
         Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
     };
-    // A folder is not looked up among the models; its configuration may state such a type all the same.
+    let for_addons = |path: &Path| match open_for_addons(registry, path) {
+        Some(model) => Some(Ok(model)),
+        None => private(path).map(Err),
+    };
+    // A folder need not be one of the models that are known by their files: its configuration may state such a type.
     let folder = Path::new(spec);
-    if let Some(error) = folder.is_dir().then(|| private(folder)).flatten() {
-        return Err(error);
+    if folder.is_dir() {
+        let opened = open_source(host, folder, verify);
+        if let Some(model) = opened.map(Ok).ok().or_else(|| for_addons(folder)) {
+            return model;
+        }
     }
     let path = locate(host, spec)?;
-    open_source(host, &path, verify).map_err(|error| private(&path).unwrap_or(error.into()))
+    open_source(host, &path, verify).or_else(|error| for_addons(&path).unwrap_or(Err(error.into())))
 }
 
 /// A model that was found, before it is chosen where it runs.
@@ -209,7 +227,8 @@ impl Plan {
     }
 }
 
-fn tokenizer(host: &Host, model: &ModelSource) -> Result<Tokenizer, CliError> {
+/// The tokenizer of `model`; what it leaves out is told.
+pub(crate) fn tokenizer(host: &Host, model: &ModelSource) -> Result<Tokenizer, CliError> {
     let tokenizer = Tokenizer::from_vocabulary(model.vocabulary())?;
     if let Some(note) = tokenizer.note() {
         host.voice.note(format_args!("{}: {note}", model.path().display()));

@@ -187,3 +187,29 @@ fn a_prompt_that_does_not_fit_a_window_goes_elsewhere_unless_it_fits_nowhere() {
     let said = home.run(&[&arguments[..6], &["-n", "900", "ab"]].concat()).with_code(0);
     assert_eq!(said.out, "ab\n");
 }
+
+#[test]
+fn a_private_model_that_npuhal_cannot_open_reaches_its_addon() {
+    let home = Home::new();
+    let Some(addon) = home.c_addon("a_private_model_that_npuhal_cannot_open_reaches_its_addon") else { return };
+    let folder = home.path().join("Qwen3.6-35B-A3B");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("config.json"), r#"{"model_type": "qwen3_5_moe", "vocab_size": 300}"#).unwrap();
+    let small = ModelSource::open(&home.model()).unwrap();
+    let tokenizer = npuhal_models::q4nx::tokenizer::tokenizer_json(small.vocabulary()).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
+    let arguments = ["-m", folder.to_str().unwrap(), "--addon", addon.to_str().unwrap()];
+    let said = home.run(&[&["run"], &arguments[..], &["--raw", "-n", "3", "abc"]].concat()).with_code(0);
+    assert_eq!(said.out, "abc\n");
+    assert!(said.err.contains("using the CPU (route parrot, says what it hears)"), "{}", said.err);
+    let text = home.run(&[&["routes"], &arguments[..]].concat()).with_code(0).out;
+    assert!(text.contains("(type qwen3_5_moe, as its files state; left to an add-on)"), "{text}");
+    assert!(text.contains("  cpu (built-in): other model types\n"), "a route of the program is not asked: {text}");
+    assert!(text.contains("* parrot (loaded add-on "), "{text}");
+    // A GGUF file of an architecture that npuhal does not know goes the same way by its own name only.
+    let file = home.model_of("qwen3_5_moe");
+    let arguments = ["routes", "-m", file.to_str().unwrap(), "--addon", addon.to_str().unwrap()];
+    assert!(home.run(&arguments).with_code(0).out.contains("* parrot (loaded add-on "));
+    let said = home.run(&["routes", "-m", folder.to_str().unwrap()]).with_code(1);
+    assert!(said.err.contains("the Qwen3.6-35B-A3B NPU route is not part of this build"), "{}", said.err);
+}

@@ -64,6 +64,12 @@ impl ChunkFormat {
         }
     }
 
+    /// Rows and columns of a block of query/key/value, output, gate/up and down projections.
+    #[must_use]
+    pub fn block_shapes(self) -> [(usize, usize); 4] {
+        self.regions().map(|blocks| (blocks.block_rows, blocks.cols))
+    }
+
     /// Bytes of a layer's weights.
     #[must_use]
     pub fn layer_bytes(self) -> usize {

@@ -17,6 +17,7 @@
 //! little-endian; bf16 is the upper half of binary32.
 
 pub mod chunk;
+pub mod dataflow;
 pub mod error;
 pub mod header;
 pub mod kit;

@@ -38,11 +38,14 @@ pub(super) unsafe fn text(text: abi::Str) -> String {
 /// The host promises that its model is valid during the call.
 pub(super) unsafe fn model(lent: *const abi::Model) -> Result<Arc<ModelSource>, String> {
     // SAFETY: the caller's promise.
-    let (path, model_type) = match unsafe { lent.as_ref() } {
+    let (path, model_type, is_unread) = match unsafe { lent.as_ref() } {
         // SAFETY: as above.
-        Some(lent) => unsafe { (text(lent.path), text(lent.model_type)) },
+        Some(lent) => unsafe { (text(lent.path), text(lent.model_type), lent.layers == 0) },
         None => return Err("the host passed no model".to_owned()),
     };
+    if is_unread {
+        return Ok(Arc::new(ModelSource::unread(PathBuf::from(path), &model_type)));
+    }
     let model = open_model(Path::new(&path))?;
     let found = &model.config().model_type;
     if *found != model_type {

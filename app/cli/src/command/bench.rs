@@ -2,6 +2,7 @@
 
 use crate::Host;
 use crate::args::BenchArgs;
+use crate::command::calibrate::calibrate;
 use crate::command::parallel::parallel;
 use crate::command::run::peak_memory_bytes;
 use crate::error::CliError;
@@ -24,6 +25,9 @@ const READ_TIME: Duration = Duration::from_millis(100);
 
 pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let started = Instant::now();
+    if args.calibrate {
+        return calibrate(host, args);
+    }
     if args.ttft.is_some() || args.ttft_text.is_some() {
         return first_token(host, args, started);
     }

@@ -2,8 +2,8 @@
 
 use crate::Host;
 use crate::args::InspectArgs;
-use crate::command::inspect_package::inspect_package;
 use crate::command::eval::{ReportFormat, write};
+use crate::command::inspect_package::inspect_package;
 use crate::command::routes::outcome;
 use crate::error::CliError;
 use crate::kernels::KernelState;

@@ -90,7 +90,8 @@ pub(super) fn xdna2(host: &Host, args: &Xdna2Args) -> Result<(), CliError> {
 /// Kernels that somebody else has put there are not written over unasked.
 fn check_place(folder: &Path, force: bool) -> Result<(), CliError> {
     let Ok(metadata) = folder.symlink_metadata() else { return Ok(()) };
-    let refused = |found: &str, remedy: &str| Err(CliError::Kernels(format!("{}: {found}; {remedy}", folder.display())));
+    let refused =
+        |found: &str, remedy: &str| Err(CliError::Kernels(format!("{}: {found}; {remedy}", folder.display())));
     if !metadata.is_dir() {
         return refused("wanted a folder, found something else", "move it away, or name another place with --out DIR");
     }

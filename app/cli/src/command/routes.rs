@@ -7,6 +7,7 @@ use crate::session::{open_model_for, registry, request};
 use crate::terminal::{bytes_text, say};
 use npuhal_core::stage::Placement;
 use npuhal_models::ModelSource;
+use npuhal_models::source::Format;
 use npuhal_registry::selection::{FactoryReport, RouteOutcome, RouteReport};
 use npuhal_registry::{
     AddonReport, Decision, Decline, DeviceCheck, DeviceReport, Options, Origin, Registry, SelectionError, Service,
@@ -73,6 +74,9 @@ pub(crate) fn routes(host: &Host, args: &RoutesArgs) -> Result<(), CliError> {
 
 fn json_model(model: &ModelSource) -> Value {
     let config = model.config();
+    if model.format() == Format::Unread {
+        return json!({ "path": model.path(), "type": config.model_type, "is_read": false });
+    }
     json!({
         "path": model.path(),
         "type": config.model_type,
@@ -283,13 +287,12 @@ fn addons_text(report: &Value) -> String {
 
 fn decision_text(report: &Value) -> String {
     let model = &report["model"];
-    let mut text = format!(
-        "model: {} (type {}, {} layers, trained for {} positions)\n",
-        word(model, "path"),
-        word(model, "type"),
-        model["layers"],
-        model["context_length"]
-    );
+    let about = if model["is_read"] == json!(false) {
+        "as its files state; left to an add-on".to_owned()
+    } else {
+        format!("{} layers, trained for {} positions", model["layers"], model["context_length"])
+    };
+    let mut text = format!("model: {} (type {}, {about})\n", word(model, "path"), word(model, "type"));
     text.push_str(&format!("asked for: device {}", word(report, "device")));
     if let Some(prefer) = report["prefer"].as_str() {
         text.push_str(&format!(", preferring {prefer}"));

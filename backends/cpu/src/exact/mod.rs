@@ -159,7 +159,7 @@ impl ExactSegment {
         shape_heads(&mut q, rows, config.q_width(), weights.q_norm.as_deref(), config, &self.frequencies);
         shape_heads(&mut k, rows, config.kv_width(), weights.k_norm.as_deref(), config, &self.frequencies);
         let number = (self.span.layers.start + index) as u32;
-        observe(&mut self.sink, Tap::K(number), rows, &k);
+        observe_keys(&mut self.sink, Tap::K(number), rows, &k, config);
         observe(&mut self.sink, Tap::V(number), rows, &v);
         let width = config.kv_width();
         for ((row, k), v) in rows.iter().zip(k.chunks_exact(width)).zip(v.chunks_exact(width)) {
@@ -305,11 +305,27 @@ fn taps_of(span: &SegmentSpan) -> Vec<Tap> {
 }
 
 fn observe(sink: &mut Option<Box<dyn TapSink>>, tap: Tap, rows: &[Row], values: &[f64]) {
+    observe_as(sink, tap, rows, values, |_| ());
+}
+
+/// Keys, in the order that taps have whatever the file's.
+fn observe_keys(sink: &mut Option<Box<dyn TapSink>>, tap: Tap, rows: &[Row], values: &[f64], config: &ModelConfig) {
+    observe_as(sink, tap, rows, values, |row| config.rope.unpair(row, config.head_dim));
+}
+
+fn observe_as(
+    sink: &mut Option<Box<dyn TapSink>>,
+    tap: Tap,
+    rows: &[Row],
+    values: &[f64],
+    arrange: impl Fn(&mut [f32]),
+) {
     let Some(sink) = sink.as_deref_mut().filter(|_| !rows.is_empty()) else { return };
     let mut narrow = Vec::new();
     for (row, values) in rows.iter().zip(values.chunks_exact(values.len() / rows.len())) {
         narrow.clear();
         narrow.extend(values.iter().map(|value| *value as f32));
+        arrange(&mut narrow);
         sink.observe(tap, *row, &narrow);
     }
 }

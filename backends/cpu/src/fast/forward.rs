@@ -206,8 +206,12 @@ impl FastSegment {
         let (width, kv_width) = (self.config.hidden_size, self.config.kv_width());
         let number = number as u32;
         debug_assert!(index < self.weights.layers.len());
+        let mut keys = Vec::new();
         for (at, &row) in rows.iter().enumerate() {
-            sink.observe(Tap::K(number), row, &self.work.k.get(rows.len() * kv_width)[at * kv_width..][..kv_width]);
+            keys.clear();
+            keys.extend_from_slice(&self.work.k.get(rows.len() * kv_width)[at * kv_width..][..kv_width]);
+            self.config.rope.unpair(&mut keys, self.config.head_dim);
+            sink.observe(Tap::K(number), row, &keys);
             sink.observe(Tap::V(number), row, &self.work.v.get(rows.len() * kv_width)[at * kv_width..][..kv_width]);
             sink.observe(Tap::LayerOut(number), row, &self.work.x.get(rows.len() * width)[at * width..][..width]);
         }

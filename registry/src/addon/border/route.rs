@@ -11,6 +11,7 @@ use npuhal_addon_abi as abi;
 use npuhal_core::card::{Claim, DeviceCard};
 use npuhal_core::stage::{Placement, Session, Yields};
 use npuhal_models::ModelSource;
+use npuhal_models::source::Format;
 use std::ffi::c_void;
 use std::mem::size_of;
 use std::path::Path;
@@ -209,7 +210,12 @@ fn read_service(
         return Err(Fault::new("tokens_per_second", format!("{tokens_per_second}; wanted a number from 0")));
     }
     let main = device(service.device, "device")?;
-    let layers = model.config().layers;
+    // Of a model that npuhal did not read the add-on alone knows how many layers there are.
+    let used = &service.placement[..(service.placement_len as usize).min(abi::MAX_PLACEMENT)];
+    let layers = match model.format() {
+        Format::Unread => used.last().map_or(0, |part| part.end as usize),
+        _ => model.config().layers,
+    };
     let placement = match service.placement_len as usize {
         0 => vec![Placement { layers: 0..layers, device: main.clone(), yields: Yields::Logits }],
         len if len > abi::MAX_PLACEMENT => {

@@ -12,6 +12,7 @@ use npuhal_core::stage::{
 use npuhal_core::{DeviceError, RunError};
 use npuhal_models::ModelSource;
 use npuhal_models::map::FileMap;
+use npuhal_models::source::Format;
 use std::any::Any;
 use std::ffi::c_void;
 use std::mem::size_of;
@@ -37,7 +38,12 @@ pub(super) unsafe fn adopt(
         _maps: maps(model),
     };
     let positions = at_least_one(session.positions, "positions")?;
-    let vocab_size = model.config().vocab_size;
+    // Of a model that npuhal did not read the add-on alone knows how many tokens there are.
+    let vocab_size = match model.format() {
+        Format::Unread if session.vocab_size > 0 => session.vocab_size as usize,
+        Format::Unread => model.vocabulary().tokens.len(),
+        _ => model.config().vocab_size,
+    };
     match session.kind {
         abi::session_kind::STEPPER => {
             // SAFETY: the caller's promise; null and alignment are checked.

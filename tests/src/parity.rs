@@ -1,0 +1,156 @@
+//! Parity of routes with the exact arithmetic of the CPU, on small random models: models × routes, written once.
+//!
+//! A route under test has two lists, as in [`crate::conformance`]: models it does not take and models on which it is known to be
+//! out of tolerance, each with a reason. A model of the first list that it takes after all is wrong, and so is an unexpected pass.
+
+use crate::conformance::{Exceptions, Outcome};
+use crate::kit::model::{Architecture, ModelSpec, Weights};
+use npuhal_core::stage::{Control, Session, Stepper};
+use npuhal_models::{ModelSource, WeightType};
+use npuhal_registry::parity::{ParityReport, ParityRequest, Side, hold, seeded_ids};
+use npuhal_registry::{Options, Registry, Target, Tolerance};
+use std::path::Path;
+
+/// The reference of every comparison.
+pub const REFERENCE: &str = "cpu:exact";
+/// Positions that are compared.
+pub const POSITIONS: usize = 12;
+
+/// A route under test, by the target that chooses it.
+pub struct ParitySubject {
+    /// Target, e.g. `cpu:fast`.
+    pub target: &'static str,
+    /// Models that it does not take.
+    pub unsupported: Exceptions,
+    /// Models on which it is out of tolerance.
+    pub expected_failures: Exceptions,
+}
+
+/// The models by name. All have heads of 64 elements, which every lane of the first generation has.
+#[must_use]
+pub fn models() -> Vec<(&'static str, ModelSpec)> {
+    let spec = |architecture, weights| ModelSpec {
+        hidden: 256,
+        layers: 3,
+        heads: 6,
+        kv_heads: 2,
+        head_dim: 64,
+        intermediate: 512,
+        ..ModelSpec::small(architecture, weights)
+    };
+    vec![
+        ("llama-f32", spec(Architecture::Llama, Weights::Uniform(WeightType::F32))),
+        ("llama-bf16", spec(Architecture::Llama, Weights::Uniform(WeightType::Bf16))),
+        ("llama-q4_1", spec(Architecture::Llama, Weights::Uniform(WeightType::Q4_1))),
+        ("qwen2-bf16", spec(Architecture::Qwen2, Weights::Uniform(WeightType::Bf16))),
+        ("qwen2-q8_0", spec(Architecture::Qwen2, Weights::Uniform(WeightType::Q8_0))),
+        ("qwen3-q4_k_m", spec(Architecture::Qwen3, Weights::LikeQ4KM)),
+    ]
+}
+
+/// Runs all models through `subject`, with files below `folder`.
+///
+/// # Panics
+/// Where a model of the kit cannot be written or opened.
+#[must_use]
+pub fn run(registry: &Registry, subject: &ParitySubject, folder: &Path) -> Outcome {
+    let models = models();
+    let mut outcome = Outcome::default();
+    for (list, exceptions) in [("unsupported", subject.unsupported), ("expected", subject.expected_failures)] {
+        for (name, reason) in exceptions {
+            if !models.iter().any(|(model, _)| model == name) {
+                outcome.wrong.push(format!("{name} is listed as {list}, but there is no such model"));
+            }
+            if reason.is_empty() {
+                outcome.wrong.push(format!("{name} is listed as {list} without a reason"));
+            }
+        }
+    }
+    for (name, spec) in &models {
+        let find = |list: Exceptions| list.iter().find(|(listed, _)| listed == name).map(|(_, reason)| *reason);
+        let model = write(spec, folder, name);
+        let opened = open(registry, &model, subject.target);
+        match (opened, find(subject.unsupported)) {
+            (Ok(_), Some(reason)) => {
+                outcome.wrong.push(format!("{name} is taken, but is listed as unsupported: {reason}"));
+            }
+            (Err(_), Some(reason)) => outcome.unsupported.push(format!("{name}: {reason}")),
+            (Err(error), None) => outcome.wrong.push(format!("{name}: {error}")),
+            (Ok(found), None) => {
+                let result = compare(registry, &model, found);
+                match (result, find(subject.expected_failures)) {
+                    (Ok(()), None) => outcome.passed.push((*name).to_owned()),
+                    (Ok(()), Some(reason)) => {
+                        outcome.wrong.push(format!("{name} passed, but a failure is expected: {reason}"));
+                    }
+                    (Err(error), None) => outcome.wrong.push(format!("{name}: {error}")),
+                    (Err(error), Some(reason)) => {
+                        outcome.failed_as_expected.push(format!("{name}: {reason} ({error})"));
+                    }
+                }
+            }
+        }
+    }
+    outcome
+}
+
+/// A session with what is still parity for its route.
+pub struct Opened {
+    /// The session.
+    pub stepper: Box<dyn Stepper>,
+    /// Tolerance of its route.
+    pub tolerance: Tolerance,
+}
+
+/// Opens `model` on `target`.
+///
+/// # Errors
+/// Why it cannot be run there.
+pub fn open(registry: &Registry, model: &ModelSource, target: &str) -> Result<Opened, String> {
+    let base = Options { context_positions: Some(64), ..Options::default() };
+    let target = Target::parse(target, &base, &registry.option_keys()).map_err(|error| error.to_string())?;
+    let choice = target.choose(registry, model).map_err(|error| error.to_string())?;
+    let tolerance = choice.route.tolerance(model, &target.options);
+    match choice.open(registry, model, &target.options).map_err(|error| error.to_string())? {
+        Session::Stepper(stepper) => Ok(Opened { stepper, tolerance }),
+        Session::Generator(_) => Err("the route yields no logits".to_owned()),
+    }
+}
+
+/// Compares two sessions over drawn ids.
+///
+/// # Errors
+/// What kept them from running.
+pub fn report(reference: &mut Opened, found: &mut Opened, tolerance: Tolerance) -> Result<ParityReport, String> {
+    let ids = seeded_ids(POSITIONS, reference.stepper.vocab_size(), 5);
+    let request = ParityRequest { ids, top_k: 5, tolerance };
+    let side = |name: &str, stepper| Side { name: name.to_owned(), stepper };
+    hold(
+        side("reference", reference.stepper.as_mut()),
+        side("found", found.stepper.as_mut()),
+        &request,
+        &Control::new(),
+    )
+    .map_err(|error| error.to_string())
+}
+
+fn compare(registry: &Registry, model: &ModelSource, mut found: Opened) -> Result<(), String> {
+    let mut reference = open(registry, model, REFERENCE)?;
+    let tolerance = reference.tolerance.with(found.tolerance);
+    let report = report(&mut reference, &mut found, tolerance)?;
+    if !report.not_compared.is_empty() {
+        return Err(format!("seen on one side only: {}", report.not_compared.join(", ")));
+    }
+    if report.passed { Ok(()) } else { Err(npuhal_registry::parity::text(&report)) }
+}
+
+/// Writes a model of the kit below `folder` and opens it.
+///
+/// # Panics
+/// Where that is not possible.
+#[must_use]
+pub fn write(spec: &ModelSpec, folder: &Path, name: &str) -> ModelSource {
+    let path = folder.join(format!("{name}.gguf"));
+    spec.build().write(&path).expect("the model is written");
+    ModelSource::open(&path).expect("the model is one")
+}
