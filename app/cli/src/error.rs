@@ -8,6 +8,8 @@ use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
 use npuhal_models::{ModelError, TextError};
 use npuhal_registry::{ExtensionError, RegistryError, RouteError, SelectionError};
+use npuhal_server::ServeError;
+use npuhal_server::worker::WorkerError;
 use std::io;
 use thiserror::Error;
 
@@ -22,6 +24,12 @@ pub(crate) enum CliError {
     Input(io::Error),
     #[error("the terminal: {0}")]
     Terminal(String),
+    #[error("this program's own file: {0}")]
+    Program(io::Error),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
     #[error("interrupted")]
     Interrupted,
     /// Everything was said on stdout; this is the exit code.
