@@ -7,7 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use npuhal_models::speculate::Speculation;
 use npuhal_models::window::Overflow;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Small language models on AMD Ryzen AI NPUs, and on the CPU where there is none.
@@ -67,6 +69,15 @@ pub(crate) enum Command {
     Kit(crate::command::kit::KitArgs),
     /// Hold a Q4NX directory against the GGUF file it was made from
     Verify(VerifyArgs),
+    /// Serve models over an OpenAI-compatible HTTP interface
+    Serve(Box<ServeArgs>),
+    /// The process that owns a model's device, started by `serve`
+    #[command(hide = true)]
+    Worker {
+        /// What it needs to know, as JSON
+        #[arg(long, value_name = "JSON")]
+        settings: String,
+    },
     /// Show the devices and whether each can be used
     Devices(DevicesArgs),
     /// Find out why the NPU cannot be used, and what to do about it
@@ -109,8 +120,8 @@ pub(crate) struct ModelArgs {
     pub(crate) session: SessionArgs,
 }
 
-/// Where a model runs, and how.
-#[derive(Debug, Clone, Args)]
+/// Where a model runs, and how. Handed on to workers.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
 pub(crate) struct SessionArgs {
     /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
@@ -284,6 +295,86 @@ pub(crate) struct ChatArgs {
 
     #[command(flatten)]
     pub(crate) generation: GenerationArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Model: a name of the catalogue, or a path (may be given several times; the first is the default)
+    /// [default: all in the models folder]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: Vec<OsString>,
+
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value_t = crate::command::serve::DEFAULT_HOST, help_heading = "Server")]
+    pub(crate) host: IpAddr,
+
+    /// Port; 0 takes any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = "Server")]
+    pub(crate) port: u16,
+
+    /// Key that clients must send [default: none on this machine alone, else a random one]
+    #[arg(long, value_name = "KEY", env = "NPUHAL_API_KEY", hide_env_values = true, help_heading = "Server")]
+    pub(crate) api_key: Option<String>,
+
+    /// Origin of a web page that may ask (may be given several times)
+    /// [default: http://127.0.0.1:3000 and http://localhost:3000]
+    #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
+    pub(crate) cors_origin: Vec<String>,
+
+    /// Certificates in PEM form, for TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath, help_heading = "Server")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// Key of the certificate in PEM form
+    #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath, help_heading = "Server")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Models that are resident at a time; the least recently used one makes place
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Server")]
+    pub(crate) max_resident: u32,
+
+    /// Requests that may wait beside those that run
+    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Server")]
+    pub(crate) queue_capacity: u32,
+
+    /// Requests a minute of a client on another machine; 0 for any number
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Server")]
+    pub(crate) rate_limit_per_minute: u32,
+
+    /// Bytes of a request's body at most
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=(64 << 20)), help_heading = "Server")]
+    pub(crate) max_body_bytes: u32,
+
+    /// Characters of a message or a prompt at most
+    #[arg(long, value_name = "N", default_value_t = npuhal_server::DEFAULT_MAX_CHARS as u32, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
+    pub(crate) max_chars: u32,
+
+    /// Seconds from a request's arrival to the end of its answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]
+    pub(crate) request_timeout: u64,
+
+    /// Seconds without a sign of life after which a worker is replaced
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]
+    pub(crate) stall_timeout: u64,
+
+    /// Seconds that admitted requests have when the server is told to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 130, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]
+    pub(crate) graceful_shutdown_timeout: u64,
+
+    /// Load the model at the first request, not at the start
+    #[arg(long, help_heading = "Server")]
+    pub(crate) no_prewarm: bool,
+
+    /// Call a model ready without trying it
+    #[arg(long, help_heading = "Server")]
+    pub(crate) no_self_test: bool,
+
+    /// Run the worker as a thread, for debugging: what crashes there takes the server with it
+    #[arg(long, help_heading = "Server")]
+    pub(crate) in_process: bool,
 }
 
 #[derive(Debug, Args)]

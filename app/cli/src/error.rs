@@ -14,6 +14,8 @@ use npuhal_registry::agreement::live::LiveError;
 use npuhal_registry::cost::CalibrationError;
 use npuhal_registry::{ExtensionError, RegistryError, RouteError, SelectionError};
 use npuhal_xdna1::kit::KitError;
+use npuhal_server::ServeError;
+use npuhal_server::worker::WorkerError;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -32,6 +34,12 @@ pub(crate) enum CliError {
     Input(io::Error),
     #[error("the terminal: {0}")]
     Terminal(String),
+    #[error("this program's own file: {0}")]
+    Program(io::Error),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
     #[error("interrupted")]
     Interrupted,
     /// A file of items or of text.

@@ -35,6 +35,7 @@ use terminal::{Voice, complain};
 use tracing_subscriber::EnvFilter;
 
 /// What every command has at hand.
+#[derive(Clone)]
 pub(crate) struct Host {
     pub(crate) global: args::GlobalArgs,
     pub(crate) voice: Voice,
@@ -108,8 +109,8 @@ pub fn main() -> ExitCode {
 
 /// Runs `command`; the result is the exit code.
 fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
-    // These two wait for people first, and do it themselves.
-    if !matches!(command, Command::Run(_) | Command::Chat(_)) {
+    // These wait for people first, or have an end of their own.
+    if !matches!(command, Command::Run(_) | Command::Chat(_) | Command::Serve(_) | Command::Worker { .. }) {
         host.heed_interrupts();
     }
     let done = match command {
@@ -123,6 +124,8 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
         Command::Pack(args) => command::pack::pack(host, &args),
         Command::Kit(args) => command::kit::kit(host, &args),
         Command::Verify(args) => command::verify::verify(host, &args),
+        Command::Serve(args) => command::serve::serve(host, *args),
+        Command::Worker { settings } => command::serve::work(host, &settings),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Doctor(args) => command::doctor::doctor(host, &args),
         Command::Routes(args) => command::routes::routes(host, &args),

@@ -181,6 +181,13 @@ pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliErro
     Ok(Prepared { model, registry, request })
 }
 
+/// The same for a model that was located before.
+pub(crate) fn prepare_at(host: &Host, path: &Path, args: &SessionArgs) -> Result<Prepared, CliError> {
+    let registry = registry(host)?;
+    let request = request(&registry, args)?;
+    Ok(Prepared { model: ModelSource::open(path)?, registry, request })
+}
+
 /// Chooses where `args.model` runs, and says so in one line.
 pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
     prepare(host, args)?.choose(host)
@@ -196,6 +203,11 @@ impl Prepared {
         if let Err(SelectionError { problem: SelectionProblem::WindowTooSmall { .. }, .. }) = choice {
             self.request.needed_positions = prompt.saturating_add(1);
         }
+        self.choose(host)
+    }
+
+    /// Chooses a route whatever its window.
+    pub(crate) fn choose_any(self, host: &Host) -> Result<Plan, CliError> {
         self.choose(host)
     }
 

@@ -24,4 +24,5 @@ pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod routes;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod verify;

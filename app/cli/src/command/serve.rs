@@ -1,0 +1,268 @@
+//! `npuhal serve`: the OpenAI-compatible server, and the workers it starts.
+
+use crate::Host;
+use crate::args::{ServeArgs, SessionArgs};
+use crate::error::CliError;
+use crate::session::{locate, prepare_at};
+use crate::terminal::complain;
+use npuhal_core::stage::{Placement, Session};
+use npuhal_models::generate::TextGenerator;
+use npuhal_models::store::{Presence, StoredKind};
+use npuhal_models::template::ChatTemplate;
+use npuhal_models::{Catalogue, Store};
+use npuhal_server::job::{Load, Resident};
+use npuhal_server::worker::{self, Loaded, Loader};
+use npuhal_server::{ApiKey, FleetOptions, Hosting, InProcess, ModelEntry, ServerConfig};
+use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// The model that is fetched where there is none.
+const USUAL_MODEL: &str = "smollm2-135m";
+
+/// What a worker needs of this process's command line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct WorkerSettings {
+    session: SessionArgs,
+    models_dir: Option<PathBuf>,
+    addons: Vec<PathBuf>,
+}
+
+pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
+    let listen = SocketAddr::new(args.host, args.port);
+    let api_key = api_key(host, &args)?;
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificates), Some(key)) => Some((certificates.clone(), key.clone())),
+        _ => None,
+    };
+    // Found out before a port is opened, and by the process that can say so at a terminal.
+    let models = models(host, &args.model)?;
+    crate::session::request(&crate::session::registry(host)?, &args.session)?;
+    let names: Vec<&str> = models.iter().map(|model| model.id.as_str()).collect();
+    host.voice.note(format_args!("Installed models: {}", names.join(", ")));
+    let settings = WorkerSettings {
+        session: args.session.clone(),
+        models_dir: host.global.models_dir.clone(),
+        addons: host.global.addon.clone(),
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let seconds = Duration::from_secs;
+    let config = ServerConfig {
+        listen,
+        api_key,
+        origins: origins(&args.cors_origin),
+        tls,
+        fleet: FleetOptions {
+            models,
+            default: 0,
+            max_resident: args.max_resident as usize,
+            parallel: 1,
+            hosting: hosting(host, &args, &settings)?,
+            self_test: !args.no_self_test,
+            load_limit: seconds(600),
+            stall_limit: seconds(args.stall_timeout),
+        },
+        prewarm: !args.no_prewarm,
+        queue_capacity: args.queue_capacity as usize,
+        rate_limit_per_minute: args.rate_limit_per_minute,
+        max_body_bytes: args.max_body_bytes as usize,
+        max_chars: args.max_chars as usize,
+        request_limit: seconds(args.request_timeout),
+        body_limit: seconds(30),
+        drain_limit: seconds(args.graceful_shutdown_timeout),
+        max_connections: 1024,
+        heartbeat: seconds(10),
+    };
+    let (stop, stopped) = npuhal_server::stop_signal();
+    let again = AtomicBool::new(false);
+    let on_signal = move || {
+        if again.swap(true, Ordering::SeqCst) {
+            std::process::exit(1);
+        }
+        complain("npuhal: finishing the requests that were admitted; a second signal ends at once");
+        stop.stop();
+    };
+    if let Err(error) = ctrlc::set_handler(on_signal) {
+        tracing::warn!(%error, "a signal ends the server without finishing what was admitted");
+    }
+    let voice = host.voice;
+    npuhal_server::run(config, stopped, |started| {
+        voice.note(format_args!("OpenAI-compatible API: {scheme}://{}/v1", started.address));
+    })?;
+    Ok(())
+}
+
+/// The key clients need: the given one; a random one, shown once, where others than this machine can connect.
+fn api_key(host: &Host, args: &ServeArgs) -> Result<Option<ApiKey>, CliError> {
+    if let Some(key) = &args.api_key {
+        return ApiKey::new(key).map(Some).map_err(|error| CliError::Usage(format!("--api-key: {error}")));
+    }
+    if args.host.is_loopback() {
+        return Ok(None);
+    }
+    let key = ApiKey::random();
+    if args.tls_cert.is_none() {
+        host.voice.note("Others than this machine can connect, and without TLS what they send can be read on the way.");
+    }
+    complain(format_args!("API key (shown once; --api-key sets your own): {}", key.reveal()));
+    Ok(Some(key))
+}
+
+fn origins(given: &[String]) -> Vec<String> {
+    if given.is_empty() {
+        return ["http://127.0.0.1:3000", "http://localhost:3000"].map(str::to_owned).to_vec();
+    }
+    given.iter().map(|origin| origin.trim_end_matches('/').to_owned()).collect()
+}
+
+fn hosting(host: &Host, args: &ServeArgs, settings: &WorkerSettings) -> Result<Hosting, CliError> {
+    if args.in_process {
+        let host = host.clone();
+        let settings = settings.clone();
+        let run = move |socket: std::os::unix::net::UnixStream| {
+            let loader = WorkerLoader { host: host.clone(), settings: settings.clone() };
+            match socket.try_clone() {
+                Ok(reader) => end(worker::serve(reader, socket, &mut { loader })),
+                Err(error) => complain(format_args!("npuhal: the worker's socket: {error}")),
+            }
+        };
+        return Ok(Hosting::Thread(InProcess(Arc::new(run))));
+    }
+    let program = std::env::current_exe().map_err(CliError::Program)?;
+    let mut arguments: Vec<OsString> = vec!["worker".into(), "--settings".into()];
+    arguments.push(serde_json::to_string(settings).map_err(|error| CliError::Usage(error.to_string()))?.into());
+    if host.global.quiet {
+        arguments.push("--quiet".into());
+    }
+    arguments.extend((0..host.global.verbose).map(|_| OsString::from("--verbose")));
+    Ok(Hosting::Process { program, arguments })
+}
+
+fn end(result: Result<(), worker::WorkerError>) {
+    if let Err(error) = result {
+        complain(format_args!("npuhal: {error}"));
+    }
+}
+
+/// `npuhal worker`, which the server starts: the process that owns the device. Its standard input is the socket.
+pub(crate) fn work(host: &Host, settings: &str) -> Result<(), CliError> {
+    let settings: WorkerSettings = serde_json::from_str(settings).map_err(|error| {
+        CliError::Usage(format!("worker: {error}; a worker is started by `npuhal serve`, not by hand"))
+    })?;
+    // Signals of the terminal reach the whole group; the server says when it is time.
+    if let Err(error) = ctrlc::set_handler(|| {}) {
+        tracing::warn!(%error, "a signal ends the worker in the middle of its work");
+    }
+    let socket = npuhal_server::worker::socket_of_stdin().map_err(CliError::Input)?;
+    let reader = socket.try_clone().map_err(CliError::Input)?;
+    let mut loader = WorkerLoader { host: host.clone(), settings };
+    Ok(worker::serve(reader, socket, &mut loader)?)
+}
+
+struct WorkerLoader {
+    host: Host,
+    settings: WorkerSettings,
+}
+
+impl Loader for WorkerLoader {
+    fn load(&mut self, load: &Load) -> Result<Loaded, String> {
+        self.open(Path::new(&load.model)).map_err(|error| error.to_string())
+    }
+}
+
+impl WorkerLoader {
+    fn open(&mut self, model: &Path) -> Result<Loaded, CliError> {
+        self.host.global.models_dir.clone_from(&self.settings.models_dir);
+        self.host.global.addon.clone_from(&self.settings.addons);
+        let plan = prepare_at(&self.host, model, &self.settings.session)?.choose_any(&self.host)?;
+        let tokenizer = plan.tokenizer(&self.host)?;
+        let template = ChatTemplate::from_vocabulary(plan.model.vocabulary());
+        let session = plan.open()?;
+        let placement = match &session {
+            Session::Stepper(stepper) => stepper.placement(),
+            Session::Generator(_) => plan.choice.service.placement.clone(),
+        };
+        let generator = TextGenerator::new(session);
+        let (cpu_layers, npu_layers) = layers(&placement);
+        let resident = Resident {
+            route: plan.choice.route.name().to_owned(),
+            device: plan.choice.service.device.clone(),
+            context: generator.positions(),
+            npu_layers,
+            cpu_layers,
+            parallel: 1,
+        };
+        Ok(Loaded { generator, tokenizer, template, resident })
+    }
+}
+
+/// Layers on the CPU, and elsewhere.
+fn layers(placement: &[Placement]) -> (usize, usize) {
+    let (cpu, npu): (Vec<_>, Vec<_>) = placement.iter().partition(|part| part.device.starts_with("cpu"));
+    let count = |parts: Vec<&Placement>| parts.iter().map(|part| part.layers.len()).sum();
+    (count(cpu), count(npu))
+}
+
+/// The models that are named, or else all that are here; where there is none, the usual one is fetched.
+fn models(host: &Host, named: &[OsString]) -> Result<Vec<ModelEntry>, CliError> {
+    let mut entries: Vec<ModelEntry> = Vec::new();
+    let mut add = |entry: ModelEntry| {
+        if entries.iter().all(|other| other.id != entry.id) {
+            entries.push(entry);
+            Ok(())
+        } else {
+            Err(CliError::Usage(format!("two models would have the id '{}'; rename one of the files", entry.id)))
+        }
+    };
+    for name in named {
+        add(named_model(host, name)?)?;
+    }
+    if named.is_empty() {
+        let store = Store::locate(host.global.models_dir.as_deref())?;
+        for file in store.list(Catalogue::builtin())? {
+            let is_whole = match file.kind {
+                StoredKind::Catalogued(presence) => !matches!(presence, Presence::WrongSize { .. }),
+                StoredKind::Foreign => true,
+                _ => false,
+            };
+            if is_whole {
+                add(entry(&file.name, &file.path))?;
+            }
+        }
+    }
+    if entries.is_empty() {
+        entries.push(named_model(host, OsStr::new(USUAL_MODEL))?);
+    }
+    if let Some(usual) = entries.iter().position(|entry| named.is_empty() && entry.id == USUAL_MODEL) {
+        entries[..=usual].rotate_right(1);
+    }
+    Ok(entries)
+}
+
+fn named_model(host: &Host, name: &OsStr) -> Result<ModelEntry, CliError> {
+    let path = locate(host, name)?;
+    let catalogued = name.to_str().and_then(|name| Catalogue::builtin().find(name)).map(|entry| entry.name.clone());
+    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    Ok(entry(&catalogued.unwrap_or(stem), &path))
+}
+
+/// Ids are what clients write: without the ending of a file.
+fn entry(name: &str, path: &Path) -> ModelEntry {
+    let id = name.strip_suffix(".gguf").unwrap_or(name).to_owned();
+    let known = Catalogue::builtin().find(&id).map(|entry| entry.display_name.clone());
+    let modified = path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let created = modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    ModelEntry {
+        display_name: known.unwrap_or_else(|| id.clone()),
+        path: path.to_string_lossy().into_owned(),
+        created: created.map_or(0, |time| time.as_secs()),
+        id,
+    }
+}
+
+/// Loopback unless told otherwise.
+pub(crate) const DEFAULT_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

@@ -1,0 +1,161 @@
+//! Who may run: a bounded queue in order of arrival, a rate limit for each client, and the end of the service.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// A request that was admitted: it counts as active until this is dropped.
+pub(crate) struct Ticket {
+    admission: Arc<Admission>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.admission.active.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.admission.idle.notify_waiters();
+        }
+    }
+}
+
+pub(crate) struct Admission {
+    places: Arc<Semaphore>,
+    limit: usize,
+    active: AtomicUsize,
+    draining: AtomicBool,
+    idle: Notify,
+}
+
+impl Admission {
+    /// `running` requests run side by side, `queued` more may wait.
+    pub(crate) fn new(running: usize, queued: usize) -> Arc<Self> {
+        Arc::new(Self {
+            places: Arc::new(Semaphore::new(running)),
+            limit: running + queued,
+            active: AtomicUsize::new(0),
+            draining: AtomicBool::new(false),
+            idle: Notify::new(),
+        })
+    }
+
+    /// A ticket, unless the queue is full.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Ticket> {
+        let entered = self
+            .active
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |active| (active < self.limit).then_some(active + 1));
+        entered.is_ok().then(|| Ticket { admission: Arc::clone(self) })
+    }
+
+    /// Waits for a place to run; places are given in order of arrival.
+    pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).acquire_owned().await.ok()
+    }
+
+    /// Requests that run or wait.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// Requests that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        let running = self.limit.min(self.active()).saturating_sub(self.places.available_permits());
+        self.active().saturating_sub(running.max(1))
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Waits until no request is active.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            if self.active() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+/// A sliding window of one minute for each client address.
+pub(crate) struct RateLimit {
+    per_minute: u32,
+    clients: Mutex<Clients>,
+}
+
+#[derive(Default)]
+struct Clients {
+    requests: HashMap<IpAddr, VecDeque<Instant>>,
+    pruned: Option<Instant>,
+}
+
+const WINDOW: Duration = Duration::from_secs(60);
+
+impl RateLimit {
+    /// `per_minute` requests a client; 0 for any number.
+    pub(crate) fn new(per_minute: u32) -> Self {
+        Self { per_minute, clients: Mutex::default() }
+    }
+
+    /// Counts a request of `client` at `now`; otherwise says after which time it may come back.
+    pub(crate) fn admit(&self, client: IpAddr, now: Instant) -> Result<(), Duration> {
+        if self.per_minute == 0 || client.is_loopback() {
+            return Ok(());
+        }
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = |time: &Instant| now.saturating_duration_since(*time) < WINDOW;
+        if !clients.pruned.as_ref().is_some_and(is_recent) {
+            clients.requests.retain(|_, times| times.back().is_some_and(is_recent));
+            clients.pruned = Some(now);
+        }
+        let times = clients.requests.entry(client).or_default();
+        while times.front().is_some_and(|time| !is_recent(time)) {
+            times.pop_front();
+        }
+        if times.len() >= self.per_minute as usize {
+            let oldest = times.front().map_or(Duration::ZERO, |time| now.saturating_duration_since(*time));
+            return Err(WINDOW.saturating_sub(oldest));
+        }
+        times.push_back(now);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_is_bounded_and_tickets_come_back() {
+        let admission = Admission::new(1, 2);
+        let tickets: Vec<_> = (0..3).map(|_| admission.enter().unwrap()).collect();
+        assert!(admission.enter().is_none());
+        drop(tickets);
+        assert_eq!(admission.active(), 0);
+        assert!(admission.enter().is_some());
+    }
+
+    #[test]
+    fn the_window_slides_and_loopback_is_free() {
+        let limit = RateLimit::new(2);
+        let client = IpAddr::from([192, 0, 2, 1]);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(limit.admit(client, at(0)), Ok(()));
+        assert_eq!(limit.admit(client, at(30)), Ok(()));
+        assert_eq!(limit.admit(client, at(40)), Err(Duration::from_secs(20)));
+        assert_eq!(limit.admit(IpAddr::from([192, 0, 2, 2]), at(40)), Ok(()));
+        assert_eq!(limit.admit(client, at(61)), Ok(()));
+        assert_eq!(limit.admit(client, at(62)), Err(Duration::from_secs(28)));
+        for _ in 0..9 {
+            assert_eq!(limit.admit(IpAddr::from([127, 0, 0, 1]), at(62)), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Which models are resident: a bounded number of workers, started on request, the least recently used one ended first,
+//! replaced when they die.
+
+use crate::job::{Job, Load, Resident};
+use crate::metrics::Metrics;
+use crate::worker::link::{Hosting, JobEvents, StartError, Watch, Worker};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use thiserror::Error;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+
+/// A model that can be asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelEntry {
+    /// Its id in the interface.
+    pub id: String,
+    /// Its name for people.
+    pub display_name: String,
+    /// File or directory, for the worker.
+    pub path: String,
+    /// When it came into the models folder, in seconds since 1970; 0 where unknown.
+    pub created: u64,
+}
+
+/// What the fleet keeps to.
+#[derive(Debug, Clone)]
+pub struct FleetOptions {
+    /// Models, in the order of `/v1/models`.
+    pub models: Vec<ModelEntry>,
+    /// Index of the model that is taken when a request names none.
+    pub default: usize,
+    /// Workers at a time; at least 1.
+    pub max_resident: usize,
+    /// Jobs that run side by side in one worker.
+    pub parallel: u32,
+    /// How workers are started.
+    pub hosting: Hosting,
+    /// Whether models are tried before they are called ready.
+    pub self_test: bool,
+    /// From the start of a worker until its model is ready.
+    pub load_limit: Duration,
+    /// Time a worker may be silent, or a running job without a step.
+    pub stall_limit: Duration,
+}
+
+/// A model is not to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub(crate) enum FleetError {
+    #[error("the model could not be loaded")]
+    LoadFailed,
+    #[error("the model failed its self-test")]
+    SelfTestFailed,
+    #[error("the server is shutting down")]
+    Closed,
+}
+
+/// Why nothing is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Loading,
+    Ready,
+    Failed(FleetError),
+}
+
+pub(crate) struct Fleet {
+    options: FleetOptions,
+    slots: Vec<Arc<Slot>>,
+    clock: AtomicU64,
+    closed: AtomicBool,
+    metrics: Arc<Metrics>,
+    this: Weak<Fleet>,
+}
+
+struct Slot {
+    held: Arc<RwLock<Option<Held>>>,
+    claim: Mutex<Claim>,
+}
+
+/// What a slot holds or is about to.
+struct Claim {
+    model: Option<usize>,
+    used: u64,
+    health: Health,
+}
+
+struct Held {
+    model: usize,
+    worker: Arc<Worker>,
+}
+
+/// A worker that is not ended as long as this is held.
+pub(crate) struct Lease {
+    worker: Arc<Worker>,
+    _held: OwnedRwLockReadGuard<Option<Held>>,
+}
+
+impl Lease {
+    pub(crate) fn run(&self, job: Job) -> JobEvents {
+        self.worker.run(job)
+    }
+
+    pub(crate) fn resident(&self) -> &Resident {
+        &self.worker.resident
+    }
+}
+
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+impl Fleet {
+    pub(crate) fn new(options: FleetOptions, metrics: Arc<Metrics>) -> Arc<Self> {
+        let slot = || {
+            let claim = Claim { model: None, used: 0, health: Health::Loading };
+            Arc::new(Slot { held: Arc::default(), claim: Mutex::new(claim) })
+        };
+        let slots = (0..options.max_resident.max(1)).map(|_| slot()).collect();
+        let (clock, closed) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new_cyclic(|this| Self { options, slots, clock, closed, metrics, this: this.clone() })
+    }
+
+    pub(crate) fn models(&self) -> &[ModelEntry] {
+        &self.options.models
+    }
+
+    pub(crate) fn default_model(&self) -> usize {
+        self.options.default
+    }
+
+    /// Index of the model called `id`.
+    pub(crate) fn find(&self, id: &str) -> Option<usize> {
+        self.options.models.iter().position(|model| model.id == id)
+    }
+
+    /// Whether a worker is alive and its model has passed its self-test; if not, why.
+    pub(crate) fn health(&self) -> Health {
+        let mut worst = Health::Loading;
+        for slot in &self.slots {
+            match slot.claim().health {
+                Health::Ready => return Health::Ready,
+                Health::Failed(error) => worst = Health::Failed(error),
+                Health::Loading => {}
+            }
+        }
+        worst
+    }
+
+    /// What is resident now, as far as nobody is changing it.
+    pub(crate) fn residents(&self) -> Vec<(String, Resident)> {
+        let held = self.slots.iter().filter_map(|slot| slot.held.try_read().ok());
+        held.filter_map(|held| {
+            let held = held.as_ref().filter(|held| held.worker.is_alive())?;
+            Some((self.options.models[held.model].id.clone(), held.worker.resident.clone()))
+        })
+        .collect()
+    }
+
+    /// The worker of `model`, started if it is not resident.
+    pub(crate) async fn lease(&self, model: usize) -> Result<Lease, FleetError> {
+        let slot = self.slot_for(model);
+        let held = Arc::clone(&slot.held).read_owned().await;
+        if let Some(lease) = lease(held, model) {
+            return Ok(lease);
+        }
+        let this = self.this.upgrade().ok_or(FleetError::Closed)?;
+        // On a task of its own, so that a caller that gives up does not throw a half-loaded model away.
+        let loading = tokio::spawn(async move { this.load_into(&slot, model).await });
+        loading.await.unwrap_or(Err(FleetError::LoadFailed))
+    }
+
+    /// Keeps trying to have `model` resident, with growing pauses.
+    pub(crate) fn prewarm(&self, model: usize) {
+        let this = self.this.clone();
+        tokio::spawn(async move {
+            let mut pause = Duration::from_millis(500);
+            loop {
+                let Some(fleet) = this.upgrade() else { return };
+                match fleet.lease(model).await {
+                    Ok(_) | Err(FleetError::Closed) => return,
+                    Err(_) => drop(fleet),
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        });
+    }
+
+    /// Ends all workers.
+    pub(crate) async fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        for slot in &self.slots {
+            // Jobs hold the lock for reading; those that are left at this point are given up.
+            let worker = match slot.held.try_read() {
+                Ok(held) => held.as_ref().map(|held| Arc::clone(&held.worker)),
+                Err(_) => None,
+            };
+            if let Some(worker) = worker {
+                worker.stop(STOP_PATIENCE).await;
+            }
+        }
+    }
+
+    /// The slot that has the model, or is the next to have it.
+    fn slot_for(&self, model: usize) -> Arc<Slot> {
+        let now = self.clock.fetch_add(1, Ordering::Relaxed) + 1;
+        let claims = |wanted: Option<usize>| self.slots.iter().find(|slot| slot.claim().model == wanted);
+        let oldest = || self.slots.iter().min_by_key(|slot| slot.claim().used);
+        let slot = claims(Some(model)).or_else(|| claims(None)).or_else(oldest);
+        // There is at least one slot.
+        let slot = slot.unwrap_or(&self.slots[0]);
+        let mut claim = slot.claim();
+        claim.model = Some(model);
+        claim.used = now;
+        drop(claim);
+        Arc::clone(slot)
+    }
+
+    async fn load_into(self: &Arc<Self>, slot: &Arc<Slot>, model: usize) -> Result<Lease, FleetError> {
+        let mut held = Arc::clone(&slot.held).write_owned().await;
+        if held.as_ref().is_some_and(|held| held.model == model && held.worker.is_alive()) {
+            return lease(OwnedRwLockWriteGuard::downgrade(held), model).ok_or(FleetError::LoadFailed);
+        }
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(FleetError::Closed);
+        }
+        slot.claim().health = Health::Loading;
+        if let Some(old) = held.take() {
+            old.worker.stop(STOP_PATIENCE).await;
+        }
+        let entry = &self.options.models[model];
+        let load =
+            Load { model: entry.path.clone(), sequences: self.options.parallel, self_test: self.options.self_test };
+        let watch = Watch {
+            load_limit: self.options.load_limit,
+            silence_limit: self.options.stall_limit,
+            stall_limit: self.options.stall_limit,
+        };
+        let worker = match Worker::start(&self.options.hosting, load, watch).await {
+            Ok(worker) => Arc::new(worker),
+            Err(error) => {
+                tracing::error!(model = %entry.id, %error, "a model could not be made ready");
+                let failure = match &error {
+                    StartError::Load(message) if message.contains("self-test") => FleetError::SelfTestFailed,
+                    _ => FleetError::LoadFailed,
+                };
+                let mut claim = slot.claim();
+                claim.health = Health::Failed(failure);
+                claim.model = None;
+                return Err(failure);
+            }
+        };
+        let resident = &worker.resident;
+        tracing::info!(model = %entry.id, route = %resident.route, device = %resident.device, "a model is ready");
+        slot.claim().health = Health::Ready;
+        *held = Some(Held { model, worker: Arc::clone(&worker) });
+        self.attend(slot, model, Arc::clone(&worker));
+        lease(OwnedRwLockWriteGuard::downgrade(held), model).ok_or(FleetError::LoadFailed)
+    }
+
+    /// Replaces the worker when it dies.
+    fn attend(&self, slot: &Arc<Slot>, model: usize, worker: Arc<Worker>) {
+        let (this, slot) = (self.this.clone(), Arc::clone(slot));
+        tokio::spawn(async move {
+            worker.ended().await;
+            let Some(fleet) = this.upgrade() else { return };
+            let is_wanted = slot.claim().model == Some(model);
+            if fleet.closed.load(Ordering::SeqCst) || !is_wanted {
+                return;
+            }
+            slot.claim().health = Health::Loading;
+            fleet.metrics.worker_restarts.inc();
+            tracing::warn!(model = %fleet.options.models[model].id, "a worker died; it is replaced");
+            fleet.prewarm(model);
+        });
+    }
+}
+
+impl Slot {
+    fn claim(&self) -> MutexGuard<'_, Claim> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn lease(held: OwnedRwLockReadGuard<Option<Held>>, model: usize) -> Option<Lease> {
+    let worker = held.as_ref().filter(|held| held.model == model && held.worker.is_alive());
+    let worker = Arc::clone(&worker?.worker);
+    Some(Lease { worker, _held: held })
+}

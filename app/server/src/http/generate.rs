@@ -1,0 +1,407 @@
+//! The two interfaces that generate: from a request's bytes to its answer, whole or as a stream of events.
+
+use super::answer::{Choice, Frame, error_of, stats_of, with_counts};
+use super::error::{ApiError, ErrorBody};
+use super::request::{self, Ask, Surface};
+use super::{RequestId, Shared, json, read};
+use crate::admission::Ticket;
+use crate::fleet::{FleetError, Lease};
+use crate::job::{JobEvent, JobFailure, Resident};
+use crate::metrics::{ModelLabels, OutcomeLabels};
+use crate::wire::{ChatCompletion, ChatRequest, Completion, CompletionRequest, Stats, Usage};
+use crate::worker::link::JobEvents;
+use axum::body::{Body, Bytes};
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use futures_util::stream;
+use npuhal_models::stats::GenerationStats;
+use serde::Serialize;
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// Time beside its limit that a worker has to tell that a job's time is over.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Answers a conversation.
+#[utoipa::path(
+    post, path = "/v1/chat/completions", request_body = ChatRequest, security(("bearer" = [])),
+    responses(
+        (status = 200, description = "The answer, or with `stream` server-sent events of chunks and `[DONE]`", content(
+            (ChatCompletion = "application/json"), (String = "text/event-stream")
+        )),
+        Failures,
+    )
+)]
+pub(super) async fn chat(State(service): State<Shared>, request: Request) -> Response<Body> {
+    answer(&service, request, Surface::Chat).await
+}
+
+/// Continues a text.
+#[utoipa::path(
+    post, path = "/v1/completions", request_body = CompletionRequest, security(("bearer" = [])),
+    responses(
+        (status = 200, description = "The answer, or with `stream` server-sent events of chunks and `[DONE]`", content(
+            (Completion = "application/json"), (String = "text/event-stream")
+        )),
+        Failures,
+    )
+)]
+pub(super) async fn text(State(service): State<Shared>, request: Request) -> Response<Body> {
+    answer(&service, request, Surface::Text).await
+}
+
+async fn answer(service: &Shared, request: Request, surface: Surface) -> Response<Body> {
+    match respond(service, request, surface).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn respond(service: &Shared, request: Request, surface: Surface) -> Result<Response<Body>, ApiError> {
+    let arrived = Instant::now();
+    if service.admission.is_draining() {
+        return Err(ApiError::shutting_down());
+    }
+    let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
+    let client = client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    service.rate_limit.admit(client, arrived).map_err(ApiError::rate_limited)?;
+    let id = request.extensions().get::<RequestId>().map(|id| id.0.replacen("req-", "", 1)).unwrap_or_default();
+    let (parts, body) = request.into_parts();
+    let bytes = read::body(&parts.headers, body, service.max_body_bytes, service.body_limit).await?;
+    let ask = request::parse(surface, &bytes, service.max_chars)?;
+    drop(bytes);
+    let model = match &ask.model {
+        None => service.fleet.default_model(),
+        Some(id) => service.fleet.find(id).ok_or_else(|| ApiError::model_not_found(id))?,
+    };
+    let ticket = service.admission.enter().ok_or_else(ApiError::queue_full)?;
+    // The end of the service may have begun while the body was read.
+    if service.admission.is_draining() {
+        return Err(ApiError::shutting_down());
+    }
+    let deadline = arrived + service.request_limit;
+    let generation = Generation::begin(service, ticket, model, ask, &id, arrived, deadline).await?;
+    if generation.stream { Ok(generation.into_stream()) } else { generation.whole().await }
+}
+
+/// What can be answered instead.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "documentation only: errors are made in one place, with the status at run time")]
+enum Failures {
+    /// A field or the body as a whole is wrong, or the prompt is longer than the context.
+    #[response(status = 400)]
+    Invalid(ErrorBody),
+    /// No key, or a wrong one.
+    #[response(status = 401)]
+    Unauthorized(ErrorBody),
+    /// No such model.
+    #[response(status = 404)]
+    ModelNotFound(ErrorBody),
+    /// The body did not come in time.
+    #[response(status = 408)]
+    BodyTimedOut(ErrorBody),
+    /// A body without a length.
+    #[response(status = 411)]
+    LengthRequired(ErrorBody),
+    /// A body above the limit.
+    #[response(status = 413)]
+    TooLarge(ErrorBody),
+    /// The queue is full, or the client asks too often.
+    #[response(status = 429)]
+    TooMany(ErrorBody),
+    /// The device or the worker failed.
+    #[response(status = 500)]
+    Failed(ErrorBody),
+    /// Shutting down, or no model is ready.
+    #[response(status = 503)]
+    Unavailable(ErrorBody),
+    /// It took too long.
+    #[response(status = 504)]
+    TimedOut(ErrorBody),
+}
+
+/// A running job and what its answer is made of.
+struct Generation {
+    service: Shared,
+    frame: Frame,
+    events: JobEvents,
+    resident: Resident,
+    stream: bool,
+    model: String,
+    arrived: Instant,
+    deadline: Instant,
+    usage: Usage,
+    stats: Option<Stats>,
+    saw_piece: bool,
+    is_counted: bool,
+    // Held as long as the job runs.
+    _lease: Lease,
+    _place: OwnedSemaphorePermit,
+    _ticket: Ticket,
+}
+
+impl Generation {
+    /// Waits for a place, then for the model, then for the worker to accept the prompt.
+    async fn begin(
+        service: &Shared,
+        ticket: Ticket,
+        model: usize,
+        ask: Ask,
+        id: &str,
+        arrived: Instant,
+        deadline: Instant,
+    ) -> Result<Self, ApiError> {
+        let waiting = async {
+            let place = service.admission.place().await.ok_or_else(ApiError::shutting_down)?;
+            let lease = service.fleet.lease(model).await.map_err(|error| match error {
+                FleetError::Closed => ApiError::shutting_down(),
+                _ => ApiError::model_unavailable(),
+            })?;
+            Ok((place, lease))
+        };
+        let (place, lease) = at(deadline, waiting).await.unwrap_or_else(|| Err(ApiError::timed_out()))?;
+        let created = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let name = service.fleet.models()[model].id.clone();
+        let frame = Frame::new(&ask, id, created, &name);
+        let mut job = ask.job;
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        job.time_limit_ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
+        let resident = lease.resident().clone();
+        let mut generation = Self {
+            service: Shared::clone(service),
+            events: lease.run(job),
+            frame,
+            resident,
+            stream: ask.stream,
+            model: name,
+            arrived,
+            deadline,
+            usage: Usage::default(),
+            stats: None,
+            saw_piece: false,
+            is_counted: false,
+            _lease: lease,
+            _place: place,
+            _ticket: ticket,
+        };
+        match generation.next().await {
+            Ok(_) => Ok(generation),
+            Err(failure) => Err(error_of(&failure, generation.frame.surface)),
+        }
+    }
+
+    /// The next event. Counts what is to be counted.
+    async fn next(&mut self) -> Result<Option<JobEvent>, JobFailure> {
+        let event = match at(self.deadline + GRACE, self.events.next()).await {
+            None => Some(JobEvent::Failed(JobFailure::TimedOut)),
+            Some(event) => event,
+        };
+        match event {
+            Some(JobEvent::Failed(failure)) => {
+                self.count_failure(&failure);
+                Err(failure)
+            }
+            Some(JobEvent::Piece { .. }) => {
+                if !std::mem::replace(&mut self.saw_piece, true) {
+                    let waited = self.arrived.elapsed().as_secs_f64();
+                    self.metrics().first_token.get_or_create(&self.labels()).observe(waited);
+                }
+                Ok(event)
+            }
+            Some(JobEvent::ChoiceEnded { ref stats, .. }) => {
+                self.count_choice(stats);
+                Ok(event)
+            }
+            Some(JobEvent::Finished) => {
+                self.count_outcome("completed");
+                self.metrics().duration.get_or_create(&self.labels()).observe(self.arrived.elapsed().as_secs_f64());
+                Ok(None)
+            }
+            other => Ok(other),
+        }
+    }
+
+    fn metrics(&self) -> &crate::metrics::Metrics {
+        &self.service.metrics
+    }
+
+    fn labels(&self) -> ModelLabels {
+        let (route, device) = (self.resident.route.clone(), self.resident.device.clone());
+        ModelLabels { model: self.model.clone(), route, device }
+    }
+
+    fn count_choice(&mut self, stats: &GenerationStats) {
+        self.usage = with_counts(self.usage, stats);
+        self.stats = Some(stats_of(stats, &self.resident));
+        let (metrics, labels) = (self.metrics(), self.labels());
+        let count = |number: usize| number as u64;
+        metrics.prompt_tokens.get_or_create(&labels).inc_by(count(stats.prompt_tokens));
+        metrics.generated_tokens.get_or_create(&labels).inc_by(count(stats.generated_tokens));
+        if stats.cached_prompt_tokens > 0 {
+            metrics.cached_tokens.get_or_create(&labels).inc_by(count(stats.cached_prompt_tokens));
+            metrics.prefix_hits.get_or_create(&labels).inc();
+        }
+        if stats.decode_steps > 0 {
+            let mean = stats.decode_time.as_secs_f64() / stats.decode_steps as f64;
+            metrics.inter_token.get_or_create(&labels).observe(mean);
+        }
+    }
+
+    fn count_failure(&mut self, failure: &JobFailure) {
+        let (metrics, labels) = (self.metrics(), self.labels());
+        let outcome = match failure {
+            JobFailure::ContextLengthExceeded { .. } | JobFailure::Invalid { .. } => "refused",
+            JobFailure::TimedOut => "timed_out",
+            JobFailure::Cancelled => "cancelled",
+            JobFailure::DeviceTimedOut => {
+                metrics.device_timeouts.get_or_create(&labels).inc();
+                "device_timeout"
+            }
+            JobFailure::Device => {
+                metrics.device_failures.get_or_create(&labels).inc();
+                "device_failure"
+            }
+            JobFailure::WorkerLost => "worker_lost",
+        };
+        self.count_outcome(outcome);
+    }
+
+    fn count_outcome(&mut self, outcome: &'static str) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            let labels = OutcomeLabels { model: self.model.clone(), outcome };
+            self.metrics().streams.get_or_create(&labels).inc();
+        }
+    }
+
+    async fn whole(mut self) -> Result<Response<Body>, ApiError> {
+        let mut choices: Vec<Choice> = Vec::new();
+        loop {
+            match self.next().await {
+                Ok(Some(JobEvent::Piece { choice, text, reasoning, logprobs })) => {
+                    let choice = at_index(&mut choices, choice);
+                    choice.text.push_str(&text);
+                    choice.reasoning.push_str(&reasoning);
+                    choice.logprobs.extend(logprobs);
+                }
+                Ok(Some(JobEvent::ChoiceEnded { choice, finish_reason, .. })) => {
+                    at_index(&mut choices, choice).finish = Some(finish_reason);
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(failure) => return Err(error_of(&failure, self.frame.surface)),
+            }
+        }
+        let stats = self.stats.take();
+        Ok(json(StatusCode::OK, &self.frame.whole(choices, self.usage, stats)))
+    }
+
+    /// Runs on a task of its own, so that a slow client does not hold up the device; what is sent is bounded by the context.
+    fn into_stream(self) -> Response<Body> {
+        let (sender, receiver) = mpsc::unbounded_channel::<Bytes>();
+        tokio::spawn(self.send(sender));
+        let events = stream::unfold(receiver, |mut receiver| async move {
+            let event = receiver.recv().await?;
+            Some((Ok::<_, Infallible>(event), receiver))
+        });
+        let mut response = Response::new(Body::from_stream(events));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        headers.insert(header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+        response
+    }
+
+    async fn send(mut self, sender: mpsc::UnboundedSender<Bytes>) {
+        let mut opened = None;
+        // Of which choice, and how many characters of its tokens were told.
+        let mut told_chars = (0, self.frame.echo().chars().count());
+        let is_gone = |sent: Result<(), mpsc::error::SendError<Bytes>>| sent.is_err();
+        loop {
+            let heartbeat = self.service.heartbeat;
+            let next = tokio::select! {
+                biased;
+                () = sender.closed() => {
+                    self.count_outcome("disconnected");
+                    return;
+                }
+                next = self.next() => next,
+                () = tokio::time::sleep(heartbeat) => {
+                    // A comment; it tells proxies and clients that the prompt is still being computed.
+                    if is_gone(sender.send(Bytes::from_static(b": working\n\n"))) {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let frame = self.frame.clone();
+            let mut open = |choice: u32| {
+                let is_new = opened != Some(choice);
+                opened = Some(choice);
+                is_new.then(|| frame.opening(choice)).flatten()
+            };
+            let chunks = match next {
+                Ok(Some(JobEvent::Piece { choice, text, reasoning, logprobs })) => {
+                    let opening = open(choice);
+                    if opening.is_some() || told_chars.0 != choice {
+                        told_chars = (choice, self.frame.echo().chars().count());
+                    }
+                    let piece = self.frame.piece(choice, &text, &reasoning, &logprobs, told_chars.1);
+                    told_chars.1 += logprobs.iter().map(|entry| entry.chosen.token.chars().count()).sum::<usize>();
+                    vec![opening, Some(piece)]
+                }
+                Ok(Some(JobEvent::ChoiceEnded { choice, finish_reason, .. })) => {
+                    vec![open(choice), Some(self.frame.ending(choice, finish_reason, self.stats.take()))]
+                }
+                Ok(Some(_)) => Vec::new(),
+                Ok(None) => {
+                    // A client that is gone needs neither counts nor the end.
+                    let _ = self.frame.counts(self.usage).map(|counts| sender.send(event(&counts)));
+                    let _ = sender.send(Bytes::from_static(b"data: [DONE]\n\n"));
+                    return;
+                }
+                Err(failure) => {
+                    let body = error_of(&failure, self.frame.surface).body();
+                    let _ = sender.send(event(&body));
+                    return;
+                }
+            };
+            for chunk in chunks.into_iter().flatten() {
+                if is_gone(sender.send(event(&chunk))) {
+                    self.count_outcome("disconnected");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.count_outcome("disconnected");
+    }
+}
+
+/// One server-sent event.
+fn event(value: &impl Serialize) -> Bytes {
+    let mut bytes = b"data: ".to_vec();
+    // Values of this crate are plain data.
+    if let Err(error) = serde_json::to_writer(&mut bytes, value) {
+        tracing::error!(%error, "an event could not be written");
+    }
+    bytes.extend_from_slice(b"\n\n");
+    Bytes::from(bytes)
+}
+
+fn at_index(choices: &mut Vec<Choice>, index: u32) -> &mut Choice {
+    let index = index as usize;
+    if choices.len() <= index {
+        choices.resize_with(index + 1, Choice::default);
+    }
+    &mut choices[index]
+}
+
+/// The result of `future` if it comes before `deadline`.
+async fn at<T>(deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout_at(deadline.into(), future).await.ok()
+}
