@@ -332,6 +332,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath, help_heading = "Server")]
     pub(crate) tls_key: Option<PathBuf>,
 
+    /// Requests that run side by side as rows of one forward pass, where the device can
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Server")]
+    pub(crate) parallel: u32,
+
     /// Models that are resident at a time; the least recently used one makes place
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Server")]
     pub(crate) max_resident: u32,

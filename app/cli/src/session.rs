@@ -184,8 +184,9 @@ pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliErro
 /// The same for a model that was located before.
 pub(crate) fn prepare_at(host: &Host, path: &Path, args: &SessionArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
-    let request = request(&registry, args)?;
-    Ok(Prepared { model: ModelSource::open(path)?, registry, request })
+    let mut request = request(&registry, args)?;
+    let model = open_model_for(host, &registry, path.as_os_str(), &mut request, false)?;
+    Ok(Prepared { model, registry, request })
 }
 
 /// Chooses where `args.model` runs, and says so in one line.

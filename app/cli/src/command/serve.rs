@@ -6,7 +6,6 @@ use crate::error::CliError;
 use crate::session::{locate, prepare_at};
 use crate::terminal::complain;
 use npuhal_core::stage::{Placement, Session};
-use npuhal_models::generate::TextGenerator;
 use npuhal_models::store::{Presence, StoredKind};
 use npuhal_models::template::ChatTemplate;
 use npuhal_models::{Catalogue, Store};
@@ -60,7 +59,7 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
             models,
             default: 0,
             max_resident: args.max_resident as usize,
-            parallel: 1,
+            parallel: args.parallel,
             hosting: hosting(host, &args, &settings)?,
             self_test: !args.no_self_test,
             load_limit: seconds(600),
@@ -170,15 +169,17 @@ struct WorkerLoader {
 
 impl Loader for WorkerLoader {
     fn load(&mut self, load: &Load) -> Result<Loaded, String> {
-        self.open(Path::new(&load.model)).map_err(|error| error.to_string())
+        self.open(Path::new(&load.model), load.sequences).map_err(|error| error.to_string())
     }
 }
 
 impl WorkerLoader {
-    fn open(&mut self, model: &Path) -> Result<Loaded, CliError> {
+    fn open(&mut self, model: &Path, sequences: u32) -> Result<Loaded, CliError> {
+        let mut session = self.settings.session.clone();
+        session.sequences = Some(sequences);
         self.host.global.models_dir.clone_from(&self.settings.models_dir);
         self.host.global.addon.clone_from(&self.settings.addons);
-        let plan = prepare_at(&self.host, model, &self.settings.session)?.choose_any(&self.host)?;
+        let plan = prepare_at(&self.host, model, &session)?.choose_any(&self.host)?;
         let tokenizer = plan.tokenizer(&self.host)?;
         let template = ChatTemplate::from_vocabulary(plan.model.vocabulary());
         let session = plan.open()?;
@@ -186,17 +187,24 @@ impl WorkerLoader {
             Session::Stepper(stepper) => stepper.placement(),
             Session::Generator(_) => plan.choice.service.placement.clone(),
         };
-        let generator = TextGenerator::new(session);
+        let context = match &session {
+            Session::Stepper(stepper) => stepper.capacity().positions as usize,
+            Session::Generator(generator) => generator.max_context() as usize,
+        };
+        let parallel = match &session {
+            Session::Stepper(stepper) => stepper.capacity().sequences,
+            Session::Generator(_) => 1,
+        };
         let (cpu_layers, npu_layers) = layers(&placement);
         let resident = Resident {
             route: plan.choice.route.name().to_owned(),
             device: plan.choice.service.device.clone(),
-            context: generator.positions(),
+            context,
             npu_layers,
             cpu_layers,
-            parallel: 1,
+            parallel,
         };
-        Ok(Loaded { generator, tokenizer, template, resident })
+        Ok(Loaded { session, tokenizer, template, resident })
     }
 }
 

@@ -16,6 +16,8 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use futures_util::stream;
 use npuhal_models::stats::GenerationStats;
 use serde::Serialize;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
@@ -313,9 +315,8 @@ impl Generation {
     }
 
     async fn send(mut self, sender: mpsc::UnboundedSender<Bytes>) {
-        let mut opened = None;
-        // Of which choice, and how many characters of its tokens were told.
-        let mut told_chars = (0, self.frame.echo().chars().count());
+        // Characters of its tokens that were told, for each choice that was opened.
+        let mut told_chars: HashMap<u32, usize> = HashMap::new();
         let is_gone = |sent: Result<(), mpsc::error::SendError<Bytes>>| sent.is_err();
         loop {
             let heartbeat = self.service.heartbeat;
@@ -334,24 +335,25 @@ impl Generation {
                     continue;
                 }
             };
-            let frame = self.frame.clone();
-            let mut open = |choice: u32| {
-                let is_new = opened != Some(choice);
-                opened = Some(choice);
-                is_new.then(|| frame.opening(choice)).flatten()
+            let before = self.frame.echo().chars().count();
+            let frame = &self.frame;
+            let mut open = |choice: u32| match told_chars.entry(choice) {
+                Entry::Occupied(_) => None,
+                Entry::Vacant(entry) => {
+                    entry.insert(before);
+                    frame.opening(choice)
+                }
             };
             let chunks = match next {
                 Ok(Some(JobEvent::Piece { choice, text, reasoning, logprobs })) => {
                     let opening = open(choice);
-                    if opening.is_some() || told_chars.0 != choice {
-                        told_chars = (choice, self.frame.echo().chars().count());
-                    }
-                    let piece = self.frame.piece(choice, &text, &reasoning, &logprobs, told_chars.1);
-                    told_chars.1 += logprobs.iter().map(|entry| entry.chosen.token.chars().count()).sum::<usize>();
+                    let told = told_chars.entry(choice).or_insert(before);
+                    let piece = frame.piece(choice, &text, &reasoning, &logprobs, *told);
+                    *told += logprobs.iter().map(|entry| entry.chosen.token.chars().count()).sum::<usize>();
                     vec![opening, Some(piece)]
                 }
                 Ok(Some(JobEvent::ChoiceEnded { choice, finish_reason, .. })) => {
-                    vec![open(choice), Some(self.frame.ending(choice, finish_reason, self.stats.take()))]
+                    vec![open(choice), Some(frame.ending(choice, finish_reason, self.stats.take()))]
                 }
                 Ok(Some(_)) => Vec::new(),
                 Ok(None) => {

@@ -10,8 +10,7 @@ mod owner;
 mod self_test;
 
 use crate::job::{Load, Order, Report, Resident};
-use npuhal_core::stage::Control;
-use npuhal_models::generate::TextGenerator;
+use npuhal_core::stage::{Control, Session};
 use npuhal_models::template::ChatTemplate;
 use npuhal_models::{TextError, Tokenizer};
 use std::collections::HashMap;
@@ -44,7 +43,7 @@ pub enum WorkerError {
 /// A loaded model, as a worker drives it.
 pub struct Loaded {
     /// What computes.
-    pub generator: TextGenerator,
+    pub session: Session,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// Its template, or why there is none that can be used.
@@ -102,12 +101,7 @@ pub fn serve(
             running.cancel_all();
         })?;
     }
-    let loaded = loader.load(&load).and_then(|mut loaded| {
-        if load.self_test {
-            self_test::run(&mut loaded)?;
-        }
-        Ok(loaded)
-    });
+    let loaded = loader.load(&load).and_then(|loaded| if load.self_test { self_test::run(loaded) } else { Ok(loaded) });
     let loaded = match loaded {
         Ok(loaded) => loaded,
         Err(message) => return Ok(reports.send(&Report::LoadFailed { message })?),

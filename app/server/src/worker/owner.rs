@@ -1,204 +1,294 @@
-//! The thread that owns the device: jobs become generations, generations become events.
+//! The thread that owns the device: jobs become requests of a batch, their events become reports.
+//!
+//! Each choice of a job is a request of its own, so that several run side by side where the device holds several sequences.
 
 use super::{Accepted, Loaded, Queue, Reports, Running};
 use crate::job::{Job, JobEvent, JobFailure, JobId, JobInput, Report};
 use npuhal_core::RunError;
-use npuhal_core::stage::{Control, TokenId};
-use npuhal_models::generate::{GenerateError, Receiver};
+use npuhal_core::stage::{Control, Session, TokenId};
+use npuhal_models::batch::{Batch, BatchEvent, RequestId};
+use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, TextGenerator};
 use npuhal_models::sequence::{GenerationRequest, Piece, RequestError};
 use npuhal_models::stop::StopStrings;
-use npuhal_models::template::encode_chat;
-use npuhal_models::thinking::{ThoughtParser, opens_thoughts};
-use npuhal_models::{ControlTokens, Specials, Tokenizer};
+use npuhal_models::template::{ChatTemplate, encode_chat};
+use npuhal_models::thinking::{Thinking, opens_thoughts};
+use npuhal_models::{ControlTokens, Specials, TextError, Tokenizer};
+use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
 
 /// Ids at the end of a prompt among which a template may open a block of thoughts.
 const TAIL_IDS: usize = 16;
 
-/// Runs jobs in the order they came until the parent has gone.
-pub(super) fn run(mut loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
-    while let Ok(Accepted { id, job, control }) = queue.recv() {
-        running.stepped();
-        let mut events = Events { id, running, reports, failed: None };
-        let end = match answer(&mut loaded, &job, &control, &mut events) {
-            Ok(()) => JobEvent::Finished,
-            Err(failure) => JobEvent::Failed(failure),
-        };
-        running.remove(id);
-        running.rested();
-        events.send(end);
-        if let Some(error) = events.failed {
-            return Err(error);
-        }
+/// Runs jobs until the parent has gone.
+pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
+    let Loaded { session, tokenizer, template, .. } = loaded;
+    let desk = Desk { tokenizer: &tokenizer, template: &template, running, reports };
+    match session {
+        Session::Stepper(stepper) => desk.run_batch(Batch::new(stepper, &tokenizer), queue),
+        generator => desk.run_generator(TextGenerator::new(generator), queue),
     }
-    Ok(())
 }
 
-/// The way of one job's events to the parent.
-struct Events<'a> {
-    id: JobId,
+/// What turns jobs into requests, and the way of their events to the parent.
+struct Desk<'a> {
+    tokenizer: &'a Tokenizer,
+    template: &'a Result<ChatTemplate, TextError>,
     running: &'a Running,
     reports: &'a Reports,
-    failed: Option<io::Error>,
 }
 
-impl Events<'_> {
-    /// A parent that is gone is seen at the next piece.
-    fn send(&mut self, event: JobEvent) {
-        if let Err(error) = self.reports.send(&Report::Event { id: self.id, event }) {
-            self.failed.get_or_insert(error);
+/// A job of which some choices are not complete.
+struct Open {
+    control: Control,
+    choices: u32,
+}
+
+impl Desk<'_> {
+    fn send(&self, id: JobId, event: JobEvent) -> io::Result<()> {
+        self.reports.send(&Report::Event { id, event })
+    }
+
+    fn end(&self, id: JobId, event: JobEvent) -> io::Result<()> {
+        self.running.remove(id);
+        self.send(id, event)
+    }
+
+    fn run_batch(&self, mut batch: Batch<'_>, queue: &Queue) -> io::Result<()> {
+        let mut choices: HashMap<RequestId, (JobId, u32)> = HashMap::new();
+        let mut open: HashMap<JobId, Open> = HashMap::new();
+        loop {
+            if batch.is_idle() {
+                self.running.rested();
+                let Ok(accepted) = queue.recv() else { return Ok(()) };
+                self.submit(&mut batch, accepted, &mut choices, &mut open)?;
+            }
+            while let Ok(accepted) = queue.try_recv() {
+                self.submit(&mut batch, accepted, &mut choices, &mut open)?;
+            }
+            self.running.stepped();
+            let positions = batch.positions();
+            let mut sent = Ok(());
+            batch.step(&mut |request, event| {
+                if let Some(&(id, choice)) = choices.get(&request)
+                    && sent.is_ok()
+                {
+                    sent = self.tell(id, choice, event, positions, &mut open);
+                    if !open.contains_key(&id) {
+                        choices.retain(|_, (job, _)| *job != id);
+                    }
+                }
+                if sent.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            sent?;
         }
     }
-}
 
-fn answer(loaded: &mut Loaded, job: &Job, control: &Control, events: &mut Events<'_>) -> Result<(), JobFailure> {
-    control.check().map_err(of_run)?;
-    let context = loaded.generator.positions();
-    let prompt = prompt_ids(loaded, &job.input)?;
-    if prompt.len() >= context {
-        return Err(JobFailure::ContextLengthExceeded { prompt_tokens: prompt.len(), context });
-    }
-    events.send(JobEvent::Started { prompt_tokens: prompt.len() });
-    let max_tokens = job.max_tokens.map_or(context, |tokens| tokens as usize).min(context);
-    let stop = StopStrings::new(job.stop.iter().cloned()).map_err(|error| invalid(&error))?;
-    for choice in 0..job.choices {
-        let mut sampling = job.sampling.clone();
-        sampling.seed = sampling.seed.map(|seed| seed_of_choice(seed, choice));
-        let request = GenerationRequest {
-            sampling,
-            stop: stop.clone(),
-            logprobs: job.logprobs.map(|top| top as usize),
-            ..GenerationRequest::greedy(prompt.clone(), max_tokens)
+    /// Puts the choices of a job in line, or tells why they cannot be.
+    fn submit(
+        &self,
+        batch: &mut Batch<'_>,
+        accepted: Accepted,
+        choices: &mut HashMap<RequestId, (JobId, u32)>,
+        open: &mut HashMap<JobId, Open>,
+    ) -> io::Result<()> {
+        let Accepted { id, job, control } = accepted;
+        let request = match self.request(&job, batch.positions()) {
+            Ok(request) => request,
+            Err(failure) => return self.end(id, JobEvent::Failed(failure)),
         };
-        let mut pieces = Pieces { choice, events, thoughts: thoughts_of(job, &loaded.tokenizer, &prompt) };
-        let generation = loaded
-            .generator
-            .generate(&request, &loaded.tokenizer, &mut pieces, control)
-            .map_err(|error| failure(error, context))?;
-        pieces.finish();
-        if events.failed.is_some() {
-            return Err(JobFailure::Cancelled);
+        let prompt_tokens = request.prompt.len();
+        let sampling = request.sampling.clone();
+        for choice in 0..job.choices {
+            let request = GenerationRequest { sampling: sampling.for_choice(choice), ..request.clone() };
+            match batch.submit(request, control.clone()) {
+                Ok(request) => {
+                    choices.insert(request, (id, choice));
+                }
+                Err(error) => {
+                    // They differ in their seed alone: the first is refused or none.
+                    control.cancel();
+                    return self.end(id, JobEvent::Failed(of_request(error, batch.positions())));
+                }
+            }
         }
-        let finish_reason = generation.stats.finish_reason;
-        events.send(JobEvent::ChoiceEnded { choice, finish_reason, stats: Box::new(generation.stats) });
+        open.insert(id, Open { control, choices: job.choices });
+        self.send(id, JobEvent::Started { prompt_tokens })
     }
-    Ok(())
-}
 
-/// Seed of answer `choice`: that of answer 0 is `seed` itself; the others step by the golden ratio of 2⁶³, so that all differ.
-fn seed_of_choice(seed: u64, choice: u32) -> u64 {
-    const STEP: u64 = 0x4f1b_bcdc_bfa5_3e0b;
-    seed.wrapping_add(u64::from(choice).wrapping_mul(STEP)) & i64::MAX as u64
-}
-
-fn prompt_ids(loaded: &Loaded, input: &JobInput) -> Result<Vec<TokenId>, JobFailure> {
-    let tokenizer = &loaded.tokenizer;
-    let ids = match input {
-        JobInput::Chat(input) => {
-            let template = loaded.template.as_ref().map_err(invalid)?;
-            encode_chat(tokenizer, template, input).map_err(|error| invalid(&error))?
-        }
-        JobInput::Text(text) => {
-            let mut ids: Vec<TokenId> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
-            tokenizer.encode_into(text, Specials::Plain, &mut ids).map_err(|error| invalid(&error))?;
-            ids
-        }
-    };
-    if ids.is_empty() {
-        return Err(JobFailure::Invalid { message: "the prompt has no tokens".to_owned() });
-    }
-    Ok(ids)
-}
-
-/// A plain text is given out as it is; in a chat thoughts are told apart.
-fn thoughts_of(job: &Job, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Option<ThoughtParser> {
-    let JobInput::Chat(_) = job.input else { return None };
-    let tail = &prompt[prompt.len().saturating_sub(TAIL_IDS)..];
-    Some(ThoughtParser::new(opens_thoughts(&tokenizer.decode(tail, ControlTokens::Show))))
-}
-
-struct Pieces<'e, 'a> {
-    choice: u32,
-    events: &'e mut Events<'a>,
-    thoughts: Option<ThoughtParser>,
-}
-
-impl Pieces<'_, '_> {
-    fn send(&mut self, text: String, reasoning: String, logprobs: Vec<npuhal_models::logprobs::TokenLogprob>) {
-        if !text.is_empty() || !reasoning.is_empty() || !logprobs.is_empty() {
-            self.events.send(JobEvent::Piece { choice: self.choice, text, reasoning, logprobs });
+    fn tell(
+        &self,
+        id: JobId,
+        choice: u32,
+        event: BatchEvent,
+        positions: usize,
+        open: &mut HashMap<JobId, Open>,
+    ) -> io::Result<()> {
+        match event {
+            BatchEvent::Prefill { done, total } => self.send(id, JobEvent::Prefill { done, total }),
+            BatchEvent::Piece(piece) => self.send(id, piece_event(choice, piece)),
+            BatchEvent::Ended(generation) => {
+                self.send(id, ended_event(choice, generation))?;
+                match open.get_mut(&id) {
+                    Some(job) if job.choices > 1 => {
+                        job.choices -= 1;
+                        Ok(())
+                    }
+                    _ => {
+                        open.remove(&id);
+                        self.end(id, JobEvent::Finished)
+                    }
+                }
+            }
+            BatchEvent::Failed(error) => {
+                // The other choices of the job are of no use any more.
+                if let Some(job) = open.remove(&id) {
+                    job.control.cancel();
+                }
+                self.end(id, JobEvent::Failed(failure(error, positions)))
+            }
+            _ => Ok(()),
         }
     }
 
-    fn finish(mut self) {
-        if let Some(rest) = self.thoughts.as_mut().map(ThoughtParser::flush) {
-            self.send(rest.answer, rest.reasoning, Vec::new());
+    /// Routes that choose tokens themselves run one job after the other.
+    fn run_generator(&self, mut generator: TextGenerator, queue: &Queue) -> io::Result<()> {
+        while let Ok(Accepted { id, job, control }) = queue.recv() {
+            self.running.stepped();
+            let end = self.answer(&mut generator, id, &job, &control)?;
+            self.running.rested();
+            self.end(id, end)?;
         }
-    }
-}
-
-impl Receiver for Pieces<'_, '_> {
-    fn on_prefill(&mut self, done: usize, total: usize) {
-        self.events.running.stepped();
-        self.events.send(JobEvent::Prefill { done, total });
+        Ok(())
     }
 
-    fn on_piece(&mut self, piece: &Piece) -> ControlFlow<()> {
-        self.events.running.stepped();
-        let (text, reasoning) = match &mut self.thoughts {
-            None => (piece.text.clone(), String::new()),
-            Some(parser) => {
-                let part = parser.push(&piece.text);
-                (part.answer, part.reasoning)
+    fn answer(&self, generator: &mut TextGenerator, id: JobId, job: &Job, control: &Control) -> io::Result<JobEvent> {
+        let positions = generator.positions();
+        let request = match self.request(job, positions) {
+            Ok(request) => request,
+            Err(failure) => return Ok(JobEvent::Failed(failure)),
+        };
+        self.send(id, JobEvent::Started { prompt_tokens: request.prompt.len() })?;
+        let mut choices = Choices { desk: self, id, sent: Ok(()) };
+        let done = generator.generate_choices(&request, job.choices as usize, self.tokenizer, &mut choices, control);
+        choices.sent?;
+        Ok(match done {
+            Ok(_) => JobEvent::Finished,
+            Err(error) => JobEvent::Failed(failure(error, positions)),
+        })
+    }
+
+    fn request(&self, job: &Job, positions: usize) -> Result<GenerationRequest, JobFailure> {
+        let prompt = self.prompt_ids(&job.input)?;
+        if prompt.len() >= positions {
+            return Err(JobFailure::ContextLengthExceeded { prompt_tokens: prompt.len(), context: positions });
+        }
+        let max_tokens = job.max_tokens.map_or(positions, |tokens| tokens as usize).min(positions);
+        let mut sampling = job.sampling.clone();
+        if sampling.draws() {
+            // One for all choices, so that each has its own.
+            sampling.seed.get_or_insert_with(npuhal_models::sampling::random_seed);
+        }
+        Ok(GenerationRequest {
+            sampling,
+            stop: StopStrings::new(job.stop.iter().cloned()).map_err(|error| invalid(&error))?,
+            logprobs: job.logprobs.map(|top| top as usize),
+            thinking: self.thinking(&job.input, &prompt),
+            ..GenerationRequest::greedy(prompt, max_tokens)
+        })
+    }
+
+    fn prompt_ids(&self, input: &JobInput) -> Result<Vec<TokenId>, JobFailure> {
+        let tokenizer = self.tokenizer;
+        let ids = match input {
+            JobInput::Chat(input) => {
+                let template = self.template.as_ref().map_err(invalid)?;
+                encode_chat(tokenizer, template, input).map_err(|error| invalid(&error))?
+            }
+            JobInput::Text(text) => {
+                let mut ids: Vec<TokenId> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+                tokenizer.encode_into(text, Specials::Plain, &mut ids).map_err(|error| invalid(&error))?;
+                ids
             }
         };
-        self.send(text, reasoning, piece.logprobs.clone());
-        if self.events.failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if ids.is_empty() {
+            return Err(JobFailure::Invalid { message: "the prompt has no tokens".to_owned() });
+        }
+        Ok(ids)
     }
+
+    /// A plain text is given out as it is; in a chat thoughts are told apart.
+    fn thinking(&self, input: &JobInput, prompt: &[TokenId]) -> Option<Thinking> {
+        let JobInput::Chat(_) = input else { return None };
+        let tail = &prompt[prompt.len().saturating_sub(TAIL_IDS)..];
+        let opened = opens_thoughts(&self.tokenizer.decode(tail, ControlTokens::Show));
+        Some(Thinking { opened, ..Thinking::default() })
+    }
+}
+
+/// Receives the choices of a route that chooses tokens itself.
+struct Choices<'d, 'a> {
+    desk: &'d Desk<'a>,
+    id: JobId,
+    sent: io::Result<()>,
+}
+
+impl Choices<'_, '_> {
+    fn send(&mut self, event: JobEvent) {
+        self.desk.running.stepped();
+        if self.sent.is_ok() {
+            self.sent = self.desk.send(self.id, event);
+        }
+    }
+}
+
+impl ChoiceReceiver for Choices<'_, '_> {
+    fn on_prefill(&mut self, _: usize, done: usize, total: usize) {
+        self.send(JobEvent::Prefill { done, total });
+    }
+
+    fn on_piece(&mut self, choice: usize, piece: &Piece) -> ControlFlow<()> {
+        self.send(piece_event(choice as u32, piece.clone()));
+        if self.sent.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn on_end(&mut self, choice: usize, generation: &Generation) {
+        self.send(ended_event(choice as u32, generation.clone()));
+    }
+}
+
+fn piece_event(choice: u32, piece: Piece) -> JobEvent {
+    let Piece { text, reasoning, logprobs, .. } = piece;
+    JobEvent::Piece { choice, text, reasoning, logprobs }
+}
+
+fn ended_event(choice: u32, generation: Generation) -> JobEvent {
+    let stats = Box::new(generation.stats);
+    JobEvent::ChoiceEnded { choice, finish_reason: stats.finish_reason, stats }
 }
 
 fn invalid(error: &impl ToString) -> JobFailure {
     JobFailure::Invalid { message: error.to_string() }
 }
 
-fn failure(error: GenerateError, context: usize) -> JobFailure {
+fn of_request(error: RequestError, context: usize) -> JobFailure {
     match error {
-        GenerateError::Request(RequestError::PromptTooLong { prompt_tokens, .. }) => {
+        RequestError::PromptTooLong { prompt_tokens, .. } => {
             JobFailure::ContextLengthExceeded { prompt_tokens, context }
         }
-        GenerateError::Request(error) => invalid(&error),
-        GenerateError::Run(error) => of_run(error),
-        other => {
-            tracing::error!(error = %other, "a generation failed");
-            JobFailure::Device
-        }
+        error => invalid(&error),
     }
 }
 
-fn of_run(error: RunError) -> JobFailure {
+fn failure(error: GenerateError, context: usize) -> JobFailure {
     match error {
-        RunError::Cancelled => JobFailure::Cancelled,
-        RunError::DeadlinePassed => JobFailure::TimedOut,
+        GenerateError::Request(error) => of_request(error, context),
+        GenerateError::Run(RunError::Cancelled) => JobFailure::Cancelled,
+        GenerateError::Run(RunError::DeadlinePassed) => JobFailure::TimedOut,
         other => {
             tracing::error!(error = %other, "the device failed");
-            if matches!(other, RunError::TimedOut { .. }) { JobFailure::DeviceTimedOut } else { JobFailure::Device }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::seed_of_choice;
-    use std::collections::HashSet;
-
-    #[test]
-    fn seeds_of_choices_begin_with_the_given_one_and_differ() {
-        for seed in [0, 1, 42, i64::MAX as u64] {
-            assert_eq!(seed_of_choice(seed, 0), seed);
-            let seeds: HashSet<u64> = (0..8).map(|choice| seed_of_choice(seed, choice)).collect();
-            assert_eq!(seeds.len(), 8);
-            assert!(seeds.iter().all(|&seed| seed <= i64::MAX as u64));
+            let is_timeout = matches!(other, GenerateError::Run(RunError::TimedOut { .. }));
+            if is_timeout { JobFailure::DeviceTimedOut } else { JobFailure::Device }
         }
     }
 }
