@@ -12,6 +12,7 @@ use npuhal_cpu::limits::ReadLoop;
 use npuhal_models::TensorRole;
 use npuhal_models::sampling::greedy;
 use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use npuhal_registry::RouteError;
 use serde_json::json;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -102,7 +103,10 @@ impl Limit {
         let bytes = bytes + plan.model.head()?.bytes().len();
         let threads = plan.options.threads.or_else(|| std::thread::available_parallelism().ok());
         let threads = threads.map_or(1, NonZeroUsize::get);
-        let loops = ReadLoop::new(bytes, threads).map_err(|error| CliError::Usage(error.to_string()))?;
+        let loops = ReadLoop::new(bytes, threads).map_err(|error| {
+            let route = npuhal_cpu::route::NAME.to_owned();
+            RouteError::Backend { route, source: error.into() }
+        })?;
         Ok(Some(Self { loops }))
     }
 
@@ -229,7 +233,9 @@ impl<'a> Bed<'a> {
     fn batch(&mut self, sequences: u32, tokens: u32) -> Result<Duration, CliError> {
         let mut ids = ids(sequences, self.stepper.vocab_size());
         self.within(|bed| {
-            (0..sequences).for_each(|sequence| drop(bed.stepper.truncate(SequenceId(sequence), 0)));
+            for sequence in 0..sequences {
+                bed.stepper.truncate(SequenceId(sequence), 0);
+            }
             let started = Instant::now();
             for position in 0..tokens {
                 let row = |(sequence, &token)| Row { sequence: SequenceId(sequence), token, position };
