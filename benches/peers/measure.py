@@ -274,7 +274,7 @@ class Bed:
             subprocess.run([sys.executable, "-m", "venv", self.work / "venv"], check=True)
         pip = [self.python, "-m", "pip", "install", "--quiet"]
         if "llama" in what and not self.installed(LLAMA):
-            environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+            environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}
             subprocess.run([*pip, "--no-binary", "llama-cpp-python", LLAMA], check=True, env=environment)
         if "openvino" in what and not self.installed(OPENVINO):
             subprocess.run([*pip, OPENVINO], check=True)

@@ -11,7 +11,7 @@ use crate::error::CpuError;
 use npuhal_core::error::RunError;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -56,6 +56,9 @@ struct State {
     begun: Vec<AtomicU32>,
     /// Shares of the present job that are not done, the caller's own apart.
     running: AtomicUsize,
+    /// When a worker last ended a share, in nanoseconds since `start`.
+    ended_ns: AtomicU64,
+    start: Instant,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
@@ -68,6 +71,13 @@ struct State {
 unsafe impl Sync for State {}
 // SAFETY: the job pointer is only dereferenced between its publication and the end of `run`, while its referent lives.
 unsafe impl Send for State {}
+
+/// Who runs a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Runner {
+    Caller,
+    Worker,
+}
 
 /// Watches whether the threads wait for each other too long.
 struct Pace {
@@ -128,6 +138,8 @@ impl Pool {
             job: UnsafeCell::new(None),
             begun: (1..threads.max(1)).map(|_| AtomicU32::new(0)).collect(),
             running: AtomicUsize::new(0),
+            ended_ns: AtomicU64::new(0),
+            start: Instant::now(),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -184,10 +196,14 @@ impl Pool {
         }
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         for share in 1..self.threads() {
-            state.run_share(epoch, share);
+            state.run_share(epoch, share, Runner::Caller);
         }
-        let waited = state.wait();
+        let own_end = Instant::now();
+        state.wait();
         let end = Instant::now();
+        // Either side may have waited for the other: a neighbour takes the core of any thread.
+        let ended = state.start + Duration::from_nanos(state.ended_ns.load(Ordering::Relaxed));
+        let waited = (end - own_end).max(own_end.saturating_duration_since(ended.max(begin)));
         pace.count(end, end - begin, waited);
         let others = state.panicked.swap(false, Ordering::Relaxed);
         if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
@@ -195,12 +211,8 @@ impl Pool {
 }
 
 impl State {
-    /// Waits until every share is done; returns how long that took.
-    fn wait(&self) -> Duration {
-        if self.running.load(Ordering::Acquire) == 0 {
-            return Duration::ZERO;
-        }
-        let start = Instant::now();
+    /// Waits until every share is done.
+    fn wait(&self) {
         let mut spins = 0u32;
         while self.running.load(Ordering::Acquire) > 0 {
             if spins < SPINS_BEFORE_YIELD {
@@ -210,11 +222,10 @@ impl State {
                 std::thread::yield_now();
             }
         }
-        start.elapsed()
     }
 
     /// Runs share `share` (from 1) of the job of `epoch`, unless somebody has begun it.
-    fn run_share(&self, epoch: u32, share: usize) {
+    fn run_share(&self, epoch: u32, share: usize, runner: Runner) {
         let begun = &self.begun[share - 1];
         if begun.compare_exchange(epoch.wrapping_sub(1), epoch, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
@@ -224,6 +235,10 @@ impl State {
         let result = unsafe { (*self.job.get()).map(|job| catch_unwind(AssertUnwindSafe(|| (*job)(share)))) };
         if matches!(result, Some(Err(_))) {
             self.panicked.store(true, Ordering::Relaxed);
+        }
+        if runner == Runner::Worker {
+            // 2^64 nanoseconds are 584 years.
+            self.ended_ns.store(self.start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
         self.running.fetch_sub(1, Ordering::Release);
     }
@@ -258,7 +273,7 @@ fn work(state: &State, index: usize) {
         if state.stop.load(Ordering::Relaxed) {
             return;
         }
-        state.run_share(seen, index);
+        state.run_share(seen, index, Runner::Worker);
     }
 }
 

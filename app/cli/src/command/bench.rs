@@ -14,6 +14,7 @@ use npuhal_cpu::limits::ReadLoop;
 use npuhal_models::TensorRole;
 use npuhal_models::sampling::greedy;
 use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use npuhal_registry::RouteError;
 use serde_json::json;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -108,7 +109,10 @@ impl Limit {
         let bytes = bytes + plan.model.head()?.bytes().len();
         let threads = plan.options.threads.or_else(|| std::thread::available_parallelism().ok());
         let threads = threads.map_or(1, NonZeroUsize::get);
-        let loops = ReadLoop::new(bytes, threads).map_err(|error| CliError::Usage(error.to_string()))?;
+        let loops = ReadLoop::new(bytes, threads).map_err(|error| {
+            let route = npuhal_cpu::route::NAME.to_owned();
+            RouteError::Backend { route, source: error.into() }
+        })?;
         Ok(Some(Self { loops }))
     }
 

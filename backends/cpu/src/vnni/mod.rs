@@ -237,7 +237,7 @@ unsafe fn product<O: Ops, I: Input>(job: &GemvJob, input: *const I) {
                 of_32::<O>(fives::<O>(at.add(16)), 16, at, false)
             }),
             WeightType::Q5_1 => groups!(job, input, 1, 192, at, sub => {
-                Weights { halves: true, ..of_32::<O>(fives::<O>(at.add(32)), 0, at, true) }
+                Weights::<O> { halves: true, ..of_32::<O>(fives::<O>(at.add(32)), 0, at, true) }
             }),
             WeightType::Q4K => groups!(job, input, 8, 1184, at, sub => {
                 of_k::<O>(at, sub, half_nibbles::<O>(at.add(160 + 256 * (sub / 2)), sub % 2), false)
@@ -255,7 +255,7 @@ unsafe fn product<O: Ops, I: Input>(job: &GemvJob, input: *const I) {
                 let [a, b, c, d] = sixes::<O>(at.add(144 + 192 * sub));
                 let [e, f, g, h] = sixes::<O>(at.add(240 + 192 * sub));
                 let factors = [O::widen_signed(at.add(16 + 16 * sub)), O::widen_signed(at.add(24 + 16 * sub))];
-                Weights {
+                Weights::<O> {
                     steps: [a, b, c, d, e, f, g, h],
                     centre: 32,
                     scale: O::halves(at),
