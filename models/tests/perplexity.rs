@@ -76,7 +76,7 @@ fn losses_and_differences_are_those_of_the_definition() {
     near(difference.logit_mean, absolute.iter().sum::<f64>() / absolute.len() as f64);
     near(difference.logit_rms, (absolute.iter().map(|x| x * x).sum::<f64>() / absolute.len() as f64).sqrt());
     near(difference.logit_max, absolute.iter().copied().fold(0.0, f64::max));
-    near(difference.same_top, f64::from(same) / rows);
+    near(difference.same_top, same as f64 / rows);
 }
 
 #[test]
