@@ -16,7 +16,9 @@ pub mod detokenizer;
 pub mod error;
 pub mod generate;
 pub mod gguf;
+pub mod hub_model;
 pub mod hub_text;
+mod json_keys;
 pub mod logprobs;
 pub mod map;
 pub mod package;
@@ -25,7 +27,7 @@ pub mod prefix;
 pub mod pull;
 pub mod q4nx;
 pub mod quant;
-
+mod roles;
 pub mod safetensors;
 pub mod sampling;
 pub mod sequence;

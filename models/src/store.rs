@@ -5,6 +5,7 @@
 //! temporary files of running downloads. An unfinished download is `<file>.part`.
 
 use crate::catalogue::{Catalogue, Digest, Entry};
+use crate::hub_model;
 use crate::pull::lock::Lock;
 use crate::q4nx;
 use npuhal_core::error::RunError;
@@ -82,7 +83,7 @@ pub enum Located<'c> {
     Catalogued(&'c Entry),
     /// To a file.
     File(PathBuf),
-    /// To a Q4NX directory.
+    /// To a Q4NX or Hugging Face directory.
     Directory(PathBuf),
 }
 
@@ -328,7 +329,7 @@ impl Store {
         freed.ok_or(StoreError::NotStored { name, folder: self.folder.clone() })
     }
 
-    /// Where `spec` leads: a catalogue name or alias, the path of a file or of a Q4NX directory, or the name of a GGUF file in the
+    /// Where `spec` leads: a catalogue name or alias, the path of a file or of a model directory, or the name of a GGUF file in the
     /// folder (with or without its extension), in this order. `./name` is always a path, as is a name that is no UTF-8.
     ///
     /// # Errors
@@ -347,7 +348,10 @@ impl Store {
         }
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_file() => return Ok(Located::File(path.to_owned())),
-            Ok(metadata) if metadata.is_dir() && path.join(q4nx::directory::MODEL_FILE).is_file() => {
+            Ok(metadata)
+                if metadata.is_dir()
+                    && (path.join(q4nx::directory::MODEL_FILE).is_file() || hub_model::is_model(path)) =>
+            {
                 return Ok(Located::Directory(path.to_owned()));
             }
             Ok(metadata) if spec.contains('/') => {

@@ -24,6 +24,7 @@ pub struct KernelTable {
     quantize_split: unsafe fn(&[f32], &mut [SplitBlock]),
     quantize_wide: unsafe fn(&[f32], &mut [WideBlock]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
+    geglu: unsafe fn(&mut [f32], &[f32]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
 }
 
@@ -35,6 +36,7 @@ pub(crate) static PORTABLE: KernelTable = KernelTable {
     quantize_split: activations::portable::quantize_split,
     quantize_wide: activations::portable::quantize_wide,
     swiglu: elementwise::swiglu,
+    geglu: elementwise::geglu,
     rms_norm: elementwise::rms_norm,
 };
 
@@ -47,6 +49,7 @@ pub(crate) static AVX2: KernelTable = KernelTable {
     quantize_split: activations::avx2::quantize_split,
     quantize_wide: activations::avx2::quantize_wide,
     swiglu: elementwise::avx2::swiglu,
+    geglu: elementwise::avx2::geglu,
     rms_norm: elementwise::avx2::rms_norm,
 };
 
@@ -87,6 +90,19 @@ impl KernelTable {
         #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
         unsafe {
             (self.swiglu)(gate, up);
+        }
+    }
+
+    /// `gate = gelu(gate) × up`, as [`elementwise::geglu`].
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn geglu(&self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len());
+        // SAFETY: as in `quantize_split`.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.geglu)(gate, up);
         }
     }
 

@@ -6,13 +6,14 @@ use crate::error::CliError;
 use crate::session::locate;
 use crate::terminal::{bytes_text, say};
 use npuhal_models::gguf::GgufFile;
+use npuhal_models::hub_model;
 use npuhal_models::q4nx::Q4nxFile;
 use npuhal_models::q4nx::directory::MODEL_FILE;
 use npuhal_models::q4nx::stamp::{Stamp, StampState};
 use npuhal_models::summary::{Amount, ModelSummary};
 use npuhal_models::template::ChatTemplate;
 use npuhal_models::vocabulary::{TokenKind, Vocabulary};
-use npuhal_models::{ModelConfig, ModelSource};
+use npuhal_models::{ModelConfig, ModelSource, Tensor};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -23,10 +24,13 @@ const KV_ELEMENT_BYTES: usize = 2;
 
 pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     let path = locate(host, &args.model)?;
+    if hub_model::is_model(&path) {
+        return hub_directory(&path, args);
+    }
     if path.is_dir() {
         return directory(&path, args);
     }
-    let file = GgufFile::open(&path)?;
+    let file = GgufFile::open_whole(&path)?;
     // Where the header is sound, what is in it helps to see why the model cannot be run.
     let (mut report, problem) = match file.model() {
         Ok(model) => (model_report(&file, &model), None),
@@ -37,6 +41,23 @@ pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     }
     say(&render(&report, args.json))?;
     problem.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// A Hugging Face directory.
+fn hub_directory(path: &Path, args: &InspectArgs) -> Result<(), CliError> {
+    let model = ModelSource::open(path)?;
+    let mut report = json!({
+        "directory": path.to_string_lossy(),
+        "format": "Hugging Face directory",
+        "tensors": model.tensors().count(),
+    });
+    extend(&mut report, model_parts(&model).map(|(name, part)| (name.to_owned(), part)));
+    if args.all {
+        let shape = |tensor: &Tensor| format!("{} {} × {}", tensor.weight_type(), tensor.rows(), tensor.cols());
+        let tensors = model.tensors().map(|(_, tensor)| (tensor.name().to_owned(), Value::String(shape(tensor))));
+        extend(&mut report, [("tensor_list".to_owned(), Value::Object(tensors.collect()))]);
+    }
+    Ok(say(&render(&report, args.json))?)
 }
 
 /// A Q4NX directory.
