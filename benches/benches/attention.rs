@@ -33,7 +33,11 @@ fn main() {
             for count in [1, 128] {
                 let views: Vec<RowPages<'_>> = rows[DEPTH - count..]
                     .iter()
-                    .map(|row| RowPages { pages: cache.pages(0, row.sequence), position: row.position as usize })
+                    .map(|row| RowPages {
+                        pages: cache.pages(0, row.sequence),
+                        position: row.position as usize,
+                        first: 0,
+                    })
                     .collect();
                 let positions: usize = views.iter().map(|view| view.position + 1).sum();
                 let mut random = Random(1);

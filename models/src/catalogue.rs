@@ -56,6 +56,19 @@ pub struct Licence {
     pub id: String,
     /// Page of the model's authors that states it.
     pub url: String,
+    /// Where its terms must be accepted before the file is fetched: what is to be accepted.
+    #[serde(default)]
+    pub terms: Option<Terms>,
+}
+
+/// Terms that a user accepts before a download.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// The word by which they are accepted: `--accept-licence WORD`.
+    pub accept: String,
+    /// What they are, in a sentence or two, with where to read them.
+    pub notice: String,
 }
 
 /// A way to get at a file.
@@ -234,6 +247,12 @@ impl Entry {
         if self.sources.is_empty() {
             return Err("has no sources".to_owned());
         }
+        if let Some(terms) = &self.licence.terms
+            && (terms.notice.is_empty()
+                || !terms.accept.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
+        {
+            return Err("its terms have no notice, or a word to accept them that is no plain word".to_owned());
+        }
         self.sources.iter().try_for_each(|source| source.check(self))
     }
 }
@@ -362,7 +381,10 @@ mod tests {
         assert_eq!(qwen.sections().len(), 6);
         assert_eq!(qwen.sections()[5].end, 491_400_064);
         assert_eq!(qwen.sha256.to_string(), "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32");
-        assert!(catalogue.entries().iter().all(|entry| entry.licence.id == "Apache-2.0"));
+        let needs_consent = |name: &str| catalogue.find(name).unwrap().licence.terms.is_some();
+        assert!(!needs_consent("smollm2") && !needs_consent("qwen-coder") && needs_consent("gemma3-270m"));
+        let gemma = catalogue.find("gemma3").unwrap();
+        assert_eq!((gemma.licence.id.as_str(), gemma.sections().len()), ("LicenseRef-Gemma", 4));
     }
 
     #[test]

@@ -234,6 +234,17 @@ impl SafetensorsCheckpoint {
         &self.files
     }
 
+    /// Names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// Whether `directory` has the files of a checkpoint.
+    #[must_use]
+    pub fn is_in(directory: &Path) -> bool {
+        directory.join(SINGLE).is_file() || directory.join(INDEX).is_file()
+    }
+
     /// The tensor called `name`; `None` where there is none.
     ///
     /// # Errors

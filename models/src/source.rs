@@ -3,9 +3,11 @@
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
+use crate::hub_model;
 use crate::hub_text::HubTextFiles;
 use crate::package::{self, OpenOptions, Package};
 use crate::q4nx::{TiledTensor, directory};
+use crate::sampling::SamplingParams;
 use crate::tensor::Tensor;
 use crate::vocabulary::Vocabulary;
 use npuhal_core::stage::Control;
@@ -36,6 +38,8 @@ pub enum LayerTensor {
     VBias,
     /// Output projection of attention.
     O,
+    /// RMSNorm over what attention gives, before it is added to the residual stream.
+    AttentionOutputNorm,
     /// RMSNorm before the feed-forward block.
     PostAttentionNorm,
     /// Gate projection.
@@ -44,6 +48,24 @@ pub enum LayerTensor {
     Up,
     /// Down projection.
     Down,
+    /// RMSNorm over what the feed-forward block gives, before it is added to the residual stream.
+    FeedForwardOutputNorm,
+}
+
+impl LayerTensor {
+    /// Whether it is the weight of an RMSNorm.
+    #[must_use]
+    pub const fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::InputNorm
+                | Self::QNorm
+                | Self::KNorm
+                | Self::AttentionOutputNorm
+                | Self::PostAttentionNorm
+                | Self::FeedForwardOutputNorm
+        )
+    }
 }
 
 /// What a tensor is for, whatever the file calls it.
@@ -62,6 +84,18 @@ pub enum TensorRole {
     Layer(usize, LayerTensor),
 }
 
+impl TensorRole {
+    /// Whether it is the weight of an RMSNorm.
+    #[must_use]
+    pub const fn is_norm(self) -> bool {
+        match self {
+            Self::FinalNorm => true,
+            Self::Layer(_, tensor) => tensor.is_norm(),
+            _ => false,
+        }
+    }
+}
+
 /// Kind of model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -74,6 +108,8 @@ pub enum Format {
     Q4nx,
     /// A file or directory that npuhal does not read: only its path, its stated type and its vocabulary are known.
     Unread,
+    /// A Hugging Face directory: `config.json` with safetensors ([`crate::hub_model`]).
+    HubDirectory,
 }
 
 /// An opened model: configuration, vocabulary, tensors. Holds mappings, no copies.
@@ -85,11 +121,13 @@ pub struct ModelSource {
     vocabulary: Vocabulary,
     tensors: BTreeMap<TensorRole, Tensor>,
     tiled: BTreeMap<TensorRole, TiledTensor>,
+    suggested_sampling: Option<SamplingParams>,
 }
 
 impl ModelSource {
-    /// Opens the model at `path`: a GGUF file, a Q4NX directory or an xdna1 package. A package's files are hashed where they
-    /// have changed since they were verified; [`ModelSource::open_with`] shows how far that is.
+    /// Opens the model at `path`: a GGUF file (any part of one in several), a Q4NX directory, a Hugging Face directory or an xdna1
+    /// package. A package's files are hashed where they have changed since they were verified; [`ModelSource::open_with`] shows
+    /// how far that is.
     ///
     /// # Errors
     /// [`ModelError`]: what cannot be read, is damaged, incomplete, or declares something that is not implemented.
@@ -108,14 +146,20 @@ impl ModelSource {
         if package::is_package(path) {
             return Package::open(path, options)?.text_model();
         }
+        if hub_model::is_model(path) {
+            return hub_model::open(path);
+        }
         if path.is_dir() {
             return Err(ModelError::Unsupported {
                 path: path.to_owned(),
                 feature: "a directory as a model".to_owned(),
-                supported: format!("a GGUF file, a Q4NX directory, an xdna1 package{}", gguf_files_in(path)),
+                supported: format!(
+                    "a GGUF file, a Q4NX directory, an xdna1 package, a directory with config.json and safetensors{}",
+                    gguf_files_in(path)
+                ),
             });
         }
-        GgufFile::open(path)?.model()
+        GgufFile::open_whole(path)?.model()
     }
 
     /// Puts a source together; readers have checked every tensor's shape against `config`.
@@ -127,7 +171,14 @@ impl ModelSource {
         vocabulary: Vocabulary,
         tensors: BTreeMap<TensorRole, Tensor>,
     ) -> Self {
-        Self { path, format, config, vocabulary, tensors, tiled: BTreeMap::new() }
+        Self { path, format, config, vocabulary, tensors, tiled: BTreeMap::new(), suggested_sampling: None }
+    }
+
+    /// The same with the sampling that its authors suggest.
+    #[must_use]
+    pub fn with_suggested_sampling(mut self, sampling: Option<SamplingParams>) -> Self {
+        self.suggested_sampling = sampling;
+        self
     }
 
     /// A model that npuhal does not read, for whoever can: the path, the type that it states, and its vocabulary as far as
@@ -171,6 +222,12 @@ impl ModelSource {
     #[must_use]
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
+    }
+
+    /// The sampling that the model's authors suggest (`generation_config.json`); `None` where they state none.
+    #[must_use]
+    pub fn suggested_sampling(&self) -> Option<&SamplingParams> {
+        self.suggested_sampling.as_ref()
     }
 
     /// The tensor of `role`, if the file has it as rows.
@@ -218,16 +275,39 @@ impl ModelSource {
         if self.config.tied_head { self.require(TensorRole::TokenEmbedding) } else { self.require(TensorRole::Head) }
     }
 
-    /// Angle a position adds to each rotated pair of a head, in radians, with scaling and the file's factors applied.
+    /// The vector of `role` with `len` elements: a bias as it is stored, an RMSNorm weight with the offset of the
+    /// configuration added.
+    ///
+    /// # Errors
+    /// As [`ModelSource::require`]; [`ModelError::Malformed`] where it has another shape.
+    pub fn vector(&self, role: TensorRole, len: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.require(role)?;
+        let mut values = vec![0.0; len];
+        let read = if tensor.rows() == 1 { tensor.dequantize_row(0, &mut values).ok() } else { None };
+        if read.is_none() {
+            return Err(ModelError::Malformed {
+                path: self.path.clone(),
+                field: format!("tensor {:?}", tensor.name()),
+                reason: format!("wanted a vector of {len}, found {} × {}", tensor.rows(), tensor.cols()),
+            });
+        }
+        if role.is_norm() && self.config.features.norm_offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += self.config.features.norm_offset);
+        }
+        Ok(values)
+    }
+
+    /// Angle a position adds to each rotated pair of a head, in radians, with scaling and the file's factors applied, where
+    /// room is made for `positions`.
     #[must_use]
-    pub fn rope_inverse_frequencies(&self) -> Vec<f64> {
+    pub fn rope_inverse_frequencies(&self, positions: usize) -> Vec<f64> {
         let mut factors = Vec::new();
         if let Some(tensor) = self.tensor(TensorRole::RopeFactors) {
             factors.resize(tensor.cols(), 1.0);
             // The row exists and has this length; readers have checked it against the configuration.
             let _ = tensor.dequantize_row(0, &mut factors);
         }
-        self.config.rope.inverse_frequencies(&factors)
+        self.config.rope.inverse_frequencies(&factors, positions)
     }
 
     /// All tensors that are stored as rows, by role.

@@ -5,6 +5,7 @@
 //! temporary files of running downloads. An unfinished download is `<file>.part`.
 
 use crate::catalogue::{Catalogue, Digest, Entry};
+use crate::hub_model;
 use crate::package;
 use crate::pull::lock::Lock;
 use crate::q4nx;
@@ -83,7 +84,7 @@ pub enum Located<'c> {
     Catalogued(&'c Entry),
     /// To a file.
     File(PathBuf),
-    /// To a Q4NX directory or an xdna1 package.
+    /// To a Q4NX directory, an xdna1 package or a Hugging Face directory.
     Directory(PathBuf),
 }
 
@@ -340,7 +341,7 @@ impl Store {
         freed.ok_or(StoreError::NotStored { name, folder: self.folder.clone() })
     }
 
-    /// Where `spec` leads: a catalogue name or alias, the path of a file, of a Q4NX directory or of an xdna1 package, the name of
+    /// Where `spec` leads: a catalogue name or alias, the path of a file or of a model directory, the name of
     /// a GGUF file in the folder (with or without its extension), or the id or directory name of an xdna1 package in the
     /// folder, in this order. `./name` is always a path, as is a name that is no UTF-8.
     ///
@@ -362,7 +363,9 @@ impl Store {
             Ok(metadata) if metadata.is_file() => return Ok(Located::File(path.to_owned())),
             Ok(metadata)
                 if metadata.is_dir()
-                    && (path.join(q4nx::directory::MODEL_FILE).is_file() || package::is_package(path)) =>
+                    && (path.join(q4nx::directory::MODEL_FILE).is_file()
+                        || package::is_package(path)
+                        || hub_model::is_model(path)) =>
             {
                 return Ok(Located::Directory(path.to_owned()));
             }

@@ -30,9 +30,12 @@ impl ParameterGroup {
             TensorRole::Head => Self::Head,
             TensorRole::FinalNorm | TensorRole::RopeFactors => Self::Norms,
             TensorRole::Layer(_, tensor) => match tensor {
-                LayerTensor::InputNorm | LayerTensor::PostAttentionNorm | LayerTensor::QNorm | LayerTensor::KNorm => {
-                    Self::Norms
-                }
+                LayerTensor::InputNorm
+                | LayerTensor::PostAttentionNorm
+                | LayerTensor::QNorm
+                | LayerTensor::KNorm
+                | LayerTensor::AttentionOutputNorm
+                | LayerTensor::FeedForwardOutputNorm => Self::Norms,
                 LayerTensor::Gate | LayerTensor::Up | LayerTensor::Down => Self::FeedForward,
                 LayerTensor::Q
                 | LayerTensor::QBias

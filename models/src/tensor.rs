@@ -26,17 +26,27 @@ pub enum WeightType {
     Q5_1,
     /// 32 elements: f16 scale, signed bytes.
     Q8_0,
+    /// 256 elements: 16 sub-blocks with 4-bit scales and minima, 2-bit codes.
+    Q2K,
+    /// 256 elements: 16 sub-blocks with 6-bit scales, 3-bit codes centred at 4.
+    Q3K,
     /// 256 elements: 8 sub-blocks with 6-bit scales and minima, 4-bit codes.
     Q4K,
     /// 256 elements: 8 sub-blocks with 6-bit scales and minima, 5-bit codes.
     Q5K,
     /// 256 elements: 16 sub-blocks with 8-bit scales, 6-bit codes centred at 32.
     Q6K,
+    /// 32 elements: f16 scale, 4-bit codes into a table of signed bytes.
+    Iq4Nl,
+    /// 256 elements: 8 sub-blocks with 6-bit scales, 4-bit codes into the same table.
+    Iq4Xs,
+    /// 32 elements: a power of two, 4-bit floating-point codes (OCP microscaling format).
+    Mxfp4,
 }
 
 impl WeightType {
     /// All types, for tests and messages.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -45,9 +55,14 @@ impl WeightType {
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
     ];
 
     /// Name as GGUF tools print it.
@@ -62,9 +77,14 @@ impl WeightType {
             Self::Q5_0 => "Q5_0",
             Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 
@@ -73,8 +93,8 @@ impl WeightType {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl | Self::Mxfp4 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -89,9 +109,14 @@ impl WeightType {
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Iq4Nl => 18,
+            Self::Iq4Xs => 136,
+            Self::Mxfp4 => 17,
         }
     }
 }

@@ -121,8 +121,6 @@ fn declared_features_are_refused_by_name_unless_neutral() {
         ("embedding_scale", Meta::F32(1.0), Meta::F32(12.0)),
         ("residual_scale", Meta::F32(0.0), Meta::F32(0.22)),
         ("attention.scale", Meta::F32(0.353_553_4), Meta::F32(0.0156)),
-        ("attention.sliding_window", Meta::U32(128), Meta::U32(127)),
-        ("attention.sliding_window", Meta::U32(0), Meta::U32(64)),
         ("attention.clamp_kqv", Meta::F32(0.0), Meta::F32(8.0)),
         ("attention.max_alibi_bias", Meta::F32(0.0), Meta::F32(8.0)),
         ("attention.causal", Meta::Bool(true), Meta::Bool(false)),
@@ -130,13 +128,19 @@ fn declared_features_are_refused_by_name_unless_neutral() {
         ("pooling_type", Meta::U32(0), Meta::U32(3)),
         ("rope.dimension_sections", Meta::ints(&[0, 0, 0, 0]), Meta::ints(&[2, 1, 1, 0])),
         ("rope.scaling.attn_factor", Meta::F32(1.0), Meta::F32(1.5)),
-        ("rope.scaling.type", Meta::text("none"), Meta::text("yarn")),
-        ("rope.scaling.type", Meta::text("linear"), Meta::text("longrope")),
+        ("rope.scaling.type", Meta::text("none"), Meta::text("dynamic")),
+        ("attention.key_length_swa", Meta::U32(8), Meta::U32(16)),
     ] {
         with(key, &neutral).unwrap_or_else(|error| panic!("{error}"));
         let error =
             assert_refused(key, with(key, &refused), &["model.gguf", &format!("llama.{key} = "), "supported: "]);
         assert!(matches!(error, ModelError::Unsupported { .. }), "{error}");
+    }
+    let window = |arch: &str, value| tiny_model(arch).set(&format!("{arch}.attention.sliding_window"), value).open();
+    for arch in ["qwen2", "qwen3"] {
+        window(arch, Meta::U32(128)).unwrap();
+        window(arch, Meta::U32(0)).unwrap();
+        assert_refused(arch, window(arch, Meta::U32(127)), &["attention.sliding_window = 127", "supported: 0"]);
     }
     assert_refused("unknown", with("warp_factor", &Meta::U32(9)), &["key \"llama.warp_factor\" = 9", "not supported"]);
     with("tensor_data_layout", &Meta::text("Meta AI original pth")).unwrap();
@@ -145,9 +149,13 @@ fn declared_features_are_refused_by_name_unless_neutral() {
 #[test]
 fn files_of_other_kinds_are_refused_by_name() {
     let with = |key: &str, value: Meta| tiny_model("llama").set(key, value).open();
-    assert_refused("mamba", tiny_model("mamba").open(), &["architecture \"mamba\"", "supported: llama, qwen2, qwen3"]);
+    assert_refused(
+        "mamba",
+        tiny_model("mamba").open(),
+        &["architecture \"mamba\"", "supported: llama, qwen2, qwen3, gemma3, smollm3"],
+    );
     assert_refused("adapter", with("general.type", Meta::text("adapter")), &["general.type = \"adapter\""]);
-    assert_refused("split", with("split.count", Meta::U32(3)), &["split into 3 files", "gguf-split --merge"]);
+    assert_refused("split", with("split.count", Meta::U32(3)), &["metadata key split.no is missing"]);
     assert_refused("quantization", with("general.quantization_version", Meta::U32(1)), &["quantization_version = 1"]);
     assert_refused(
         "none",
@@ -179,11 +187,70 @@ fn rope_scaling_is_read() {
 }
 
 #[test]
+fn yarn_and_longrope_are_read() {
+    let with = |entries: &[(&str, Meta)]| {
+        entries
+            .iter()
+            .fold(tiny_model("llama"), |writer, (key, value)| writer.set(&format!("llama.rope.{key}"), value.clone()))
+    };
+    let yarn = [
+        ("scaling.type", Meta::text("yarn")),
+        ("scaling.factor", Meta::F32(4.0)),
+        ("scaling.original_context_length", Meta::U32(32)),
+    ];
+    let read = |writer: GgufWriter| writer.open().unwrap().config().rope.scaling.clone();
+    let RopeScaling::Yarn { factor, original_positions, beta_fast, beta_slow, truncate, attention_factor } =
+        read(with(&yarn))
+    else {
+        panic!("yarn was stated")
+    };
+    assert_eq!((factor, original_positions, beta_fast, beta_slow, truncate), (4.0, 32.0, 32.0, 1.0, true));
+    approx::assert_relative_eq!(attention_factor, 0.1 * 4f32.ln() + 1.0);
+    assert_refused("factor", with(&yarn[..1]).open(), &["llama.rope.scaling.factor is missing"]);
+    let multiplied = with(&yarn).set("llama.rope.scaling.yarn_log_multiplier", Meta::F32(0.1));
+    assert_refused("multiplier", multiplied.open(), &["yarn_log_multiplier = 0.1"]);
+
+    let long = || with(&[("scaling.type", Meta::text("longrope")), ("scaling.attn_factor", Meta::F32(1.2))]);
+    let list = |values: [f32; 4]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let both = long().tensor("rope_factors_short.weight", 0, &[4], list([1.0, 1.0, 1.0, 2.0])).tensor(
+        "rope_factors_long.weight",
+        0,
+        &[4],
+        list([1.0, 2.0, 4.0, 8.0]),
+    );
+    let RopeScaling::LongRope { original_positions, short, long: longer, attention_factor } = read(both) else {
+        panic!("longrope was stated")
+    };
+    assert_eq!((original_positions, attention_factor), (128.0, 1.2), "the context length where nothing is stated");
+    assert_eq!((short, longer), (vec![1.0, 1.0, 1.0, 2.0], vec![1.0, 2.0, 4.0, 8.0]));
+    assert_refused("lists", long().open(), &["rope_factors_short.weight", "is missing"]);
+    let zero = long().tensor("rope_factors_short.weight", 0, &[4], list([0.0; 4]));
+    assert_refused("zero", zero.open(), &["rope_factors_short.weight", "wanted positive divisors, found 0"]);
+}
+
+#[test]
+fn windows_are_read_by_layer() {
+    use npuhal_models::config::{LayerAttention, LayerRope};
+    let open = |writer: GgufWriter| writer.open().unwrap().config().features.layers.clone();
+    let windowed = LayerAttention { window: Some(32), rope: LayerRope::Global };
+    let llama = || tiny_model("llama").set("llama.attention.sliding_window", Meta::U32(32));
+    assert_eq!(open(llama()), [windowed; 2]);
+    let pattern = |value: Meta| llama().set("llama.attention.sliding_window_pattern", value);
+    assert_eq!(open(pattern(Meta::U32(2))), [windowed, LayerAttention::default()]);
+    let flags = Meta::Array(7, vec![Meta::Bool(false), Meta::Bool(true)]);
+    assert_eq!(open(pattern(flags)), [LayerAttention::default(), windowed]);
+    let short = pattern(Meta::Array(7, vec![Meta::Bool(true)]));
+    assert_refused("short", short.open(), &["sliding_window_pattern: wanted a bool for each of 2 layers"]);
+    let whole = tiny_model("llama").set("llama.attention.sliding_window", Meta::U32(128));
+    assert!(open(whole).is_empty(), "a window of the whole context is none");
+}
+
+#[test]
 fn rope_factors_are_a_tensor_of_llama() {
     let factors: Vec<u8> = [1.0_f32, 1.0, 2.0, 8.0].iter().flat_map(|value| value.to_le_bytes()).collect();
     let model = tiny_model("llama").tensor("rope_freqs.weight", 0, &[4], factors.clone()).open().unwrap();
     assert!(model.tensor(TensorRole::RopeFactors).is_some());
-    let found = model.rope_inverse_frequencies();
+    let found = model.rope_inverse_frequencies(1);
     let expected = [1.0, 0.1, 0.005, 0.001 / 8.0];
     found
         .iter()
@@ -255,7 +322,7 @@ fn unknown_tensors_are_refused_by_name() {
 
 #[test]
 fn unsupported_tensor_types_are_named_with_their_tensor() {
-    for (id, name) in [(10, "Q2_K"), (11, "Q3_K"), (20, "IQ4_NL"), (39, "MXFP4"), (28, "F64"), (250, "number 250")] {
+    for (id, name) in [(16, "IQ2_XXS"), (21, "IQ3_S"), (35, "TQ2_0"), (40, "NVFP4"), (28, "F64"), (250, "number 250")] {
         let writer = tiny_model("llama").edit("blk.1.ffn_up.weight", |tensor| tensor.type_id = id);
         let parts = ["model.gguf", name, "blk.1.ffn_up.weight", "F32, F16, BF16, Q4_0", "Q6_K"];
         assert!(matches!(assert_refused(name, writer.open(), &parts), ModelError::Unsupported { .. }));

@@ -131,6 +131,7 @@ fn config(vocabulary: &Vocabulary) -> DirectoryConfig {
         qkv_bias: false,
         qk_norm: true,
         tied_head: false,
+        features: npuhal_models::config::DecoderFeatures::default(),
     };
     DirectoryConfig { model, bos: vocabulary.bos, eos: vocabulary.eos.clone() }
 }

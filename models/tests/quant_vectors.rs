@@ -78,13 +78,26 @@ fn accessors_state_the_same_elements() {
                 let (d, scales, codes) = (block.scale().to_f32(), block.sub_scales(), block.codes());
                 (0..256).map(|at| d * f32::from(scales[at / 16]) * (f32::from(codes[at]) - 32.0)).collect()
             }),
+            WeightType::Q3K => flat(&bytes, |block| {
+                let block = blocks::Q3KBlock(block);
+                let (d, scales, codes) = (block.scale().to_f32(), block.sub_scales(), block.codes());
+                (0..256).map(|at| d * f32::from(scales[at / 16]) * (f32::from(codes[at]) - 4.0)).collect()
+            }),
+            WeightType::Iq4Nl => flat(&bytes, |block| {
+                let block = blocks::Iq4NlBlock(block);
+                block.values().map(|value| block.scale().to_f32() * f32::from(value)).to_vec()
+            }),
+            WeightType::Mxfp4 => flat(&bytes, |block| {
+                let block = blocks::Mxfp4Block(block);
+                block.values().map(|value| block.half_scale() * f32::from(value)).to_vec()
+            }),
             _ => continue,
         };
         checked += 1;
         let found: Vec<u32> = elements.iter().map(|value| value.to_bits()).collect();
         assert_eq!(found, expected, "{weight_type}");
     }
-    assert_eq!(checked, 8);
+    assert_eq!(checked, 11);
 }
 
 proptest! {

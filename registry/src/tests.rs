@@ -15,7 +15,7 @@ use npuhal_core::card::{Claim, DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
 use npuhal_core::stage::Session;
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{DecoderFeatures, Rope, RopePairing, RopeScaling};
 use npuhal_models::source::Format;
 use npuhal_models::vocabulary::Vocabulary;
 use npuhal_models::{ModelConfig, ModelSource};
@@ -40,6 +40,7 @@ pub(crate) fn config(model_type: &str, layers: usize) -> ModelConfig {
         qkv_bias: false,
         qk_norm: false,
         tied_head: true,
+        features: DecoderFeatures::default(),
     }
 }
 

@@ -1,13 +1,14 @@
 //! The real model files that some suites run on, fetched as the program fetches them.
 
 use npuhal_core::stage::Control;
-use npuhal_models::pull::{PullOptions, pull};
+use npuhal_models::pull::{PullError, PullOptions, pull};
 use npuhal_models::{Catalogue, Store};
 use std::io::{Write, stderr};
 use std::path::PathBuf;
 
 /// The verified file of the catalogue model `name`, fetched into the user's models folder if it is not there. `None` only
-/// where `NPUHAL_TEST_OFFLINE=1` forbids the network and the file is not there; that is printed.
+/// where `NPUHAL_TEST_OFFLINE=1` forbids the network and the file is not there, and where its terms are to be accepted first
+/// (`NPUHAL_ACCEPT_LICENCE`); that is printed.
 ///
 /// # Panics
 /// Where the model cannot be had: a suite that needs it fails.
@@ -16,11 +17,17 @@ pub fn path(name: &str) -> Option<PathBuf> {
     let is_offline = std::env::var_os("NPUHAL_TEST_OFFLINE").is_some_and(|value| value == "1");
     match fetch(name, is_offline) {
         Ok(path) => Some(path),
-        Err(reason) if is_offline => {
+        Err(PullFailure::Terms(reason)) => {
             skipped(&format!("tests on the model {name}"), &reason);
             None
         }
-        Err(reason) => panic!("the model {name} cannot be had: {reason}; NPUHAL_TEST_OFFLINE=1 leaves its tests out"),
+        Err(PullFailure::Other(reason)) if is_offline => {
+            skipped(&format!("tests on the model {name}"), &reason);
+            None
+        }
+        Err(PullFailure::Other(reason)) => {
+            panic!("the model {name} cannot be had: {reason}; NPUHAL_TEST_OFFLINE=1 leaves its tests out")
+        }
     }
 }
 
@@ -35,9 +42,21 @@ pub fn left_to_soak(test: &str) {
     let _ = writeln!(stderr().lock(), "soak: {test} runs with NPUHAL_SOAK=1");
 }
 
-fn fetch(name: &str, is_offline: bool) -> Result<PathBuf, String> {
-    let entry = Catalogue::builtin().find(name).ok_or("the catalogue does not hold it")?;
-    let store = Store::locate(None).map_err(|error| error.to_string())?;
+/// Why a model is not there.
+enum PullFailure {
+    Terms(String),
+    Other(String),
+}
+
+fn fetch(name: &str, is_offline: bool) -> Result<PathBuf, PullFailure> {
+    let other = |error: &dyn std::fmt::Display| PullFailure::Other(error.to_string());
+    let entry = Catalogue::builtin().find(name).ok_or_else(|| other(&"the catalogue does not hold it"))?;
+    let store = Store::locate(None).map_err(|error| other(&error))?;
     let options = PullOptions { offline: is_offline, ..PullOptions::from_env() };
-    pull(entry, &store, &options, &mut (), &Control::new()).map_err(|error| error.to_string())
+    pull(entry, &store, &options, &mut (), &Control::new()).map_err(|error| match error {
+        PullError::TermsNotAccepted { word, .. } => {
+            PullFailure::Terms(format!("its terms are not accepted; NPUHAL_ACCEPT_LICENCE={word} accepts them"))
+        }
+        error => other(&error),
+    })
 }

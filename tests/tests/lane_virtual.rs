@@ -7,7 +7,7 @@ use npuhal_amdxdna::format::txn::HEADER_BYTES;
 use npuhal_core::device::{Arg, BufferSpec, Deadline, Device, Program};
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Tap, TapSink, Want};
 use npuhal_models::ModelConfig;
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{DecoderFeatures, Rope, RopePairing, RopeScaling};
 use npuhal_tests::kit::random::Random;
 use npuhal_virtual::design::qwen3;
 use npuhal_virtual::{Profile, VirtualDevice, VirtualSpec, kit};
@@ -290,6 +290,7 @@ fn config() -> ModelConfig {
         qkv_bias: false,
         qk_norm: true,
         tied_head: false,
+        features: DecoderFeatures::default(),
     }
 }
 

@@ -38,6 +38,10 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) offline: bool,
 
+    /// Accept the terms of a model that has some, by the word its notice names (may be given several times)
+    #[arg(long, global = true, value_name = "WORD", help_heading = "Global options")]
+    pub(crate) accept_licence: Vec<String>,
+
     /// Say more on stderr (-vv: everything)
     #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
     pub(crate) verbose: u8,

@@ -237,7 +237,10 @@ fn bodies_heads_and_paths_are_checked() {
     assert_eq!(server.get("/v1/models/model?source=x").json()["id"], "model");
     assert_eq!(server.get("/v1/models/").json()["data"][0]["id"], "model");
     let metrics = String::from_utf8(server.get("/metrics").body).unwrap();
-    assert!(metrics.contains("npuhal_api_requests_total{endpoint=\"/v1/chat/completions\",status=\"400\"}"), "{metrics}");
+    assert!(
+        metrics.contains("npuhal_api_requests_total{endpoint=\"/v1/chat/completions\",status=\"400\"}"),
+        "{metrics}"
+    );
     assert!(metrics.ends_with("# EOF\n"));
     let options = "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://localhost:3000\r\nConnection: close\r\n\r\n";
     let answer = server.send(options, b"");

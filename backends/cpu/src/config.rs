@@ -1,7 +1,7 @@
 //! Which configurations this backend computes.
 
 use npuhal_models::ModelConfig;
-use npuhal_models::config::RopeScaling;
+use npuhal_models::config::LayerRope;
 use thiserror::Error;
 
 /// Largest size of a dimension: products of two fit 64 bits with room, and no known model comes near.
@@ -52,12 +52,43 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
     if !(config.rms_norm_eps.is_finite() && config.rms_norm_eps >= 0.0) {
         return refuse("rms_norm_eps", config.rms_norm_eps.to_string(), "wanted a number from 0");
     }
-    match config.rope.scaling {
-        RopeScaling::None => Ok(()),
-        RopeScaling::Linear { factor } if factor.is_finite() && factor > 0.0 => Ok(()),
-        RopeScaling::Linear { factor } => {
-            refuse("rope.scaling", format!("linear by {factor}"), "wanted a positive factor")
+    let features = &config.features;
+    let local = features.local_rope.as_ref();
+    let ropes = std::iter::once(&config.rope).chain(local);
+    for rope in ropes {
+        let turns = rope.inverse_frequencies(&[], config.context_length);
+        if !turns.iter().all(|turn| turn.is_finite()) || !(rope.magnitude().is_finite() && rope.magnitude() > 0.0) {
+            return refuse("rope.scaling", format!("{:?}", rope.scaling), "wanted frequencies that are finite numbers");
         }
-        ref other => refuse("rope.scaling", format!("{other:?}"), "supported: none, linear"),
+        if (rope.dims, rope.pairing) != (config.rope.dims, config.rope.pairing) {
+            return refuse(
+                "local_rope",
+                format!("{rope:?}"),
+                "wanted the dimensions and the pairing of the other layers",
+            );
+        }
     }
+    let scales = [
+        ("embedding_scale", Some(features.embedding_scale)),
+        ("residual_scale", Some(features.residual_scale)),
+        ("attention_scale", features.attention_scale),
+        ("logit_divisor", Some(features.logit_divisor)),
+        ("logit_softcap", features.logit_softcap),
+    ];
+    for (field, scale) in scales {
+        if let Some(scale) = scale.filter(|scale| !(scale.is_finite() && *scale > 0.0)) {
+            return refuse(field, scale.to_string(), "wanted a positive number");
+        }
+    }
+    if !features.layers.is_empty() && features.layers.len() != config.layers {
+        let found = format!("{} for {} layers", features.layers.len(), config.layers);
+        return refuse("features.layers", found, "wanted none or one for each layer");
+    }
+    if features.layers.iter().any(|layer| layer.window == Some(0)) {
+        return refuse("window", "0".to_owned(), "wanted at least the position itself");
+    }
+    if features.layers.iter().any(|layer| layer.rope == LayerRope::Local) && local.is_none() {
+        return refuse("local_rope", "none".to_owned(), "wanted one for the layers that rotate by it");
+    }
+    Ok(())
 }

@@ -46,6 +46,18 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `gate = gelu(gate) × up` with the gelu of [`npuhal_models::config::Activation::GeluTanh`]; slices of one length.
+#[inline(always)]
+pub fn geglu(gate: &mut [f32], up: &[f32]) {
+    /// 2 · √(2/π): half of `1 + tanh(u)` is `1 / (1 + exp(-2u))`.
+    const TWICE_ROOT: f32 = 1.595_769_1;
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let x = *gate;
+        let u = TWICE_ROOT * (x + 0.044_715 * x * x * x);
+        *gate = x / (1.0 + exp(-u)) * up;
+    }
+}
+
 /// `into += x`; slices of one length.
 #[inline(always)]
 pub fn add(into: &mut [f32], x: &[f32]) {
@@ -107,13 +119,15 @@ pub struct Rotation {
     frequencies: Vec<f64>,
     dims: usize,
     pairing: RopePairing,
+    magnitude: f64,
 }
 
 impl Rotation {
     /// Rotation by `frequencies` (radians a position, one for each pair of `rope.dims`).
     #[must_use]
     pub fn new(rope: &Rope, frequencies: Vec<f64>) -> Self {
-        Self { dims: 2 * frequencies.len(), frequencies, pairing: rope.pairing }
+        let magnitude = f64::from(rope.magnitude());
+        Self { dims: 2 * frequencies.len(), frequencies, pairing: rope.pairing, magnitude }
     }
 
     /// Elements of [`Rotation::angles`]: cosines, then sines.
@@ -131,7 +145,7 @@ impl Rotation {
         let (cosines, sines) = out.split_at_mut(self.frequencies.len());
         for ((frequency, cosine), sine) in self.frequencies.iter().zip(cosines).zip(sines) {
             let (s, c) = (f64::from(position) * frequency).sin_cos();
-            (*cosine, *sine) = (c as f32, s as f32);
+            (*cosine, *sine) = ((c * self.magnitude) as f32, (s * self.magnitude) as f32);
         }
     }
 
@@ -173,6 +187,13 @@ pub(crate) mod avx2 {
     pub(crate) unsafe fn swiglu(gate: &mut [f32], up: &[f32]) {
         super::swiglu(gate, up);
     }
+
+    /// # Safety
+    /// The processor has AVX2.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(crate) unsafe fn geglu(gate: &mut [f32], up: &[f32]) {
+        super::geglu(gate, up);
+    }
 }
 
 #[cfg(test)]
@@ -197,11 +218,25 @@ mod tests {
     }
 
     #[test]
+    fn gelu_is_near_its_definition_and_keeps_its_ends() {
+        let mut x: Vec<f32> = (-4000..=4000).map(|step| step as f32 / 200.0).collect();
+        x.extend([-1e30, 1e10, -90.0, 0.0]);
+        let mut gate = x.clone();
+        geglu(&mut gate, &vec![1.0; x.len()]);
+        for (x, found) in x.iter().zip(gate) {
+            let x = f64::from(*x);
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            let wanted = 0.5 * x * (1.0 + u.tanh());
+            assert!((f64::from(found) - wanted).abs() <= 1e-6 * wanted.abs().max(1.0), "{x}: {found} for {wanted}");
+        }
+    }
+
+    #[test]
     fn rotation_matches_the_formula_for_both_pairings() {
         for pairing in [RopePairing::Interleaved, RopePairing::Halves] {
             let rope = Rope { theta: 10_000.0, dims: 8, pairing, scaling: RopeScaling::Linear { factor: 2.0 } };
             let factors = [1.0, 2.0, 4.0, 8.0];
-            let rotation = Rotation::new(&rope, rope.inverse_frequencies(&factors));
+            let rotation = Rotation::new(&rope, rope.inverse_frequencies(&factors, 8));
             let mut angles = vec![0.0; rotation.table_len()];
             rotation.angles(7, &mut angles);
             let head: Vec<f32> = (0..10).map(|i| i as f32 - 3.5).collect();

@@ -45,7 +45,7 @@ impl Route for CpuRoute {
         let Some(card) = devices.iter().find(|card| card.generation == Generation::Cpu) else {
             return Fitness::Declines(Decline::Optional(Reason::new("the CPU is not among the usable devices")));
         };
-        let window = check_rows(model)
+        let window = check_rows(model, options.numerics)
             .and_then(|()| check_config(model.config()).map_err(|error| error.to_string()))
             .and_then(|()| match lane(options.numerics) {
                 Some(lane) => twin::check_config(model.config(), lane).map_err(|error| error.to_string()),
@@ -100,12 +100,13 @@ impl Route for CpuRoute {
     }
 }
 
-/// The kernels take weights as rows; a matrix of tiles is for other devices.
-fn check_rows(model: &ModelSource) -> Result<(), String> {
-    match model.tiled_tensors().next() {
+/// The kernels take weights as rows; a matrix of tiles is for other devices, and for the reference.
+fn check_rows(model: &ModelSource, numerics: Numerics) -> Result<(), String> {
+    match model.tiled_tensors().next().filter(|_| numerics != Numerics::Exact) {
         None => Ok(()),
         Some((_, tensor)) => Err(format!(
-            "{} is stored as {}, which the CPU does not compute with; use the GGUF file the directory was made from",
+            "{} is stored as {}, which the CPU computes with in the numerics exact only; use the GGUF file the directory was \
+             made from",
             tensor.name(),
             tensor.kind().name()
         )),

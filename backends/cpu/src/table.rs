@@ -32,6 +32,7 @@ pub struct KernelTable {
     quantize_wide: unsafe fn(&[f32], &mut [WideBlock]),
     quantize_byte: unsafe fn(&[f32], &mut [ByteBlock]),
     swiglu: unsafe fn(&mut [f32], &[f32]),
+    geglu: unsafe fn(&mut [f32], &[f32]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
 }
 
@@ -46,6 +47,7 @@ pub(crate) static PORTABLE: KernelTable = KernelTable {
     quantize_wide: activations::portable::quantize_wide,
     quantize_byte: activations::portable::quantize_byte,
     swiglu: elementwise::swiglu,
+    geglu: elementwise::geglu,
     rms_norm: elementwise::rms_norm,
 };
 
@@ -64,6 +66,7 @@ const AVX2_KERNELS: KernelTable = KernelTable {
     quantize_wide: activations::avx2::quantize_wide,
     quantize_byte: activations::avx2::quantize_byte,
     swiglu: elementwise::avx2::swiglu,
+    geglu: elementwise::avx2::geglu,
     rms_norm: elementwise::avx2::rms_norm,
 };
 
@@ -139,6 +142,19 @@ impl KernelTable {
         #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
         unsafe {
             (self.swiglu)(gate, up);
+        }
+    }
+
+    /// `gate = gelu(gate) × up`, as [`elementwise::geglu`].
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn geglu(&self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len());
+        // SAFETY: as in `quantize_split`.
+        #[allow(unsafe_code, reason = "kernels of the detected instruction set")]
+        unsafe {
+            (self.geglu)(gate, up);
         }
     }
 

@@ -10,8 +10,8 @@ use npuhal_cpu::activations::{
 use npuhal_cpu::features::Features;
 use npuhal_cpu::gemm::{self, Panels};
 use npuhal_cpu::gemv;
-use npuhal_cpu::packed::PackedMatrix;
 use npuhal_cpu::packed::decode::{is_quantized, takes_bytes};
+use npuhal_cpu::packed::{PackedMatrix, stored_as};
 use npuhal_cpu::pool::Pool;
 use npuhal_models::WeightType;
 use proptest::prelude::*;
@@ -153,12 +153,13 @@ fn check(weight_type: WeightType, rows: usize, blocks: usize, tokens: usize, kin
     let cols = if weight_type.block_len() == 1 { 7 * blocks + blocks % 3 } else { blocks * weight_type.block_len() };
     let source = tensor(weight_type, rows, cols, &matrix_bytes(weight_type, rows, cols, kinds.0, &mut random));
     let weights = dequantized(&source);
+    let stored = stored_as(weight_type);
     let matrix = PackedMatrix::from_tensor(&source, &Pool::new(2).unwrap()).unwrap();
     let mut row = vec![0.0; cols];
     for (index, wanted) in weights.chunks_exact(cols).enumerate() {
         matrix.dequantize_row(index, &mut row);
         for (found, wanted) in row.iter().zip(wanted) {
-            let size = wanted.abs().max(if is_quantized(weight_type) { scale_size(&weights) } else { 0.0 });
+            let size = wanted.abs().max(if is_quantized(stored) { scale_size(&weights) } else { 0.0 });
             assert!((found - wanted).abs() <= size * 1e-6, "{weight_type} row {index}: {found:e}, not {wanted:e}");
         }
     }
@@ -169,7 +170,7 @@ fn check(weight_type: WeightType, rows: usize, blocks: usize, tokens: usize, kin
         for features in all_features() {
             let way = |threads| Way { features, precision, threads };
             let one = by_gemv(way(1), &matrix, &x);
-            check_against_f64(weight_type, precision, &weights, &x, cols, &one);
+            check_against_f64(stored, precision, &weights, &x, cols, &one);
             for threads in [2, 3] {
                 assert_eq!(bits(&by_gemv(way(threads), &matrix, &x)), bits(&one), "{weight_type}: {:?}", way(threads));
             }
@@ -178,7 +179,7 @@ fn check(weight_type: WeightType, rows: usize, blocks: usize, tokens: usize, kin
                 assert_eq!(bits(&by_few_rows(way, &matrix, &x)), bits(&one), "{weight_type}: rows together, {way:?}");
                 assert_eq!(bits(&by_gemm(way, &matrix, &x)), bits(&one), "{weight_type}: GEMM, {way:?}");
             }
-            if is_quantized(weight_type) {
+            if is_quantized(stored) {
                 let first = first.get_or_insert_with(|| bits(&one));
                 assert_eq!(
                     *first,

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Takes, Tap, TapSink, Want, Yields};
 use npuhal_cpu::twin::{Lane, TwinError, TwinOptions, TwinSegment};
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{DecoderFeatures, Rope, RopePairing, RopeScaling};
 use npuhal_models::map::FileMap;
 use npuhal_models::source::{Format, LayerTensor, TensorRole};
 use npuhal_models::vocabulary::Vocabulary;
@@ -75,6 +75,7 @@ fn model(bias: bool, raw: bool, pairing: RopePairing) -> (TempDir, ModelSource) 
         qkv_bias: bias,
         qk_norm: false,
         tied_head: false,
+        features: DecoderFeatures::default(),
     };
     let (matrix, small) = if raw { (WeightType::F32, WeightType::F32) } else { (WeightType::Bf16, WeightType::F16) };
     let mut builder =

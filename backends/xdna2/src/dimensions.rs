@@ -52,6 +52,12 @@ pub enum LaneDecline {
     /// The kernel always norms query and key heads.
     #[error("the model has no norms of query and key heads; the layer kernel applies them")]
     NoQkNorm,
+    /// Something that the kernel does not compute.
+    #[error("the model has {feature}; the layer kernel computes the plain decoder")]
+    Feature {
+        /// The feature.
+        feature: String,
+    },
     /// Rotation that the kernel does not do.
     #[error("rotary embedding: {what} is {found}, and the layer kernel takes {wanted}")]
     Rope {
@@ -199,6 +205,9 @@ impl Dimensions {
         if !config.qk_norm {
             return Err(LaneDecline::NoQkNorm);
         }
+        if let Some(feature) = config.features.first_extra() {
+            return Err(LaneDecline::Feature { feature });
+        }
         check_rope(config)?;
         for (what, found, multiple, limit) in [
             ("the hidden size", config.hidden_size, TILE_COLUMNS, MAX_SIZE),
@@ -268,7 +277,7 @@ fn check_rope(config: &ModelConfig) -> Result<(), LaneDecline> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use npuhal_models::config::Rope;
+    use npuhal_models::config::{DecoderFeatures, Rope};
 
     /// Qwen3-0.6B.
     pub(crate) fn qwen3_0_6b() -> ModelConfig {
@@ -288,6 +297,7 @@ pub(crate) mod tests {
             qkv_bias: false,
             qk_norm: true,
             tied_head: true,
+            features: DecoderFeatures::default(),
         }
     }
 

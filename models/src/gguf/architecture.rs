@@ -1,12 +1,13 @@
-//! Hyper-parameters of the architectures `llama`, `qwen2` and `qwen3`.
+//! Hyper-parameters of the architectures that are implemented: [`ARCHITECTURES`].
 //!
 //! Every key under the architecture's prefix is either read, known to be without influence, or required to be neutral; any
 //! other is refused by name, so that a model is never computed with a declared feature left out.
 
+use super::features::{self, Frame};
 use super::rope;
 use super::value::Value;
 use super::{Array, GgufFile};
-use crate::config::{ModelConfig, RopePairing};
+use crate::config::{DecoderFeatures, ModelConfig, RopePairing};
 use crate::error::ModelError;
 
 /// Layers at most; more than any dense decoder has, and few enough for every product of shapes.
@@ -20,6 +21,9 @@ struct Architecture {
     pairing: RopePairing,
     qkv_bias: Presence,
     qk_norm: bool,
+    /// What it adds to the plain decoder, from the keys `reads`.
+    features: fn(&Keys<'_>, &Frame<'_>) -> Result<DecoderFeatures, ModelError>,
+    reads: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,10 +32,41 @@ enum Presence {
     Optional,
 }
 
-const ARCHITECTURES: [Architecture; 3] = [
-    Architecture { name: "llama", pairing: RopePairing::Interleaved, qkv_bias: Presence::Optional, qk_norm: false },
-    Architecture { name: "qwen2", pairing: RopePairing::Halves, qkv_bias: Presence::Required, qk_norm: false },
-    Architecture { name: "qwen3", pairing: RopePairing::Halves, qkv_bias: Presence::Optional, qk_norm: true },
+const PLAIN: Architecture = Architecture {
+    name: "",
+    pairing: RopePairing::Halves,
+    qkv_bias: Presence::Optional,
+    qk_norm: false,
+    features: features::plain,
+    reads: &[],
+};
+
+const ARCHITECTURES: [Architecture; 7] = [
+    Architecture {
+        name: "llama",
+        pairing: RopePairing::Interleaved,
+        features: features::llama,
+        reads: features::LLAMA_READS,
+        ..PLAIN
+    },
+    Architecture { name: "qwen2", qkv_bias: Presence::Required, ..PLAIN },
+    Architecture { name: "qwen3", qk_norm: true, ..PLAIN },
+    Architecture { name: "gemma3", qk_norm: true, features: features::gemma3, reads: features::GEMMA3_READS, ..PLAIN },
+    Architecture { name: "smollm3", pairing: RopePairing::Interleaved, features: features::smollm3, ..PLAIN },
+    Architecture {
+        name: "granite",
+        pairing: RopePairing::Interleaved,
+        features: features::granite,
+        reads: features::GRANITE_READS,
+        ..PLAIN
+    },
+    Architecture {
+        name: "minicpm",
+        pairing: RopePairing::Interleaved,
+        features: features::minicpm,
+        reads: features::MINICPM_READS,
+        ..PLAIN
+    },
 ];
 
 /// Keys (after the prefix) that are read here or in [`rope`].
@@ -51,6 +86,7 @@ const READ: &[&str] = &[
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
+    "rope.scaling.finetuned",
     "rope.scaling.attn_factor",
     "rope.scaling.original_context_length",
     "rope.scaling.yarn_ext_factor",
@@ -64,15 +100,11 @@ const READ: &[&str] = &[
 /// Keys without influence on the result, each with the reason.
 const WITHOUT_INFLUENCE: &[(&str, &str)] = &[
     ("tensor_data_layout", "describes the conversion; the row order of q and k is that of the architecture"),
-    ("rope.scaling.finetuned", "tells how the model was trained"),
     ("attention.layer_norm_epsilon", "belongs to LayerNorm, which these architectures do not have"),
     ("attention.group_norm_epsilon", "belongs to GroupNorm, which these architectures do not have"),
     ("attention.group_norm_groups", "belongs to GroupNorm, which these architectures do not have"),
-    ("attention.sliding_window_pattern", "only with attention.sliding_window, which is refused"),
-    ("attention.key_length_swa", "only with attention.sliding_window, which is refused"),
-    ("attention.value_length_swa", "only with attention.sliding_window, which is refused"),
-    ("rope.dimension_count_swa", "only with attention.sliding_window, which is refused"),
-    ("rope.freq_base_swa", "only with attention.sliding_window, which is refused"),
+    ("attention.sliding_window_pattern", "only with attention.sliding_window, which is read or refused"),
+    ("rope.freq_base_swa", "only with attention.sliding_window, which is read or refused"),
     ("expert_used_count", "only with experts, which are refused"),
     ("expert_feed_forward_length", "only with experts, which are refused"),
     ("expert_shared_feed_forward_length", "only with experts, which are refused"),
@@ -93,6 +125,8 @@ enum Neutral {
     Zeros,
     WholeContext,
     HiddenSize,
+    HeadDim,
+    RopeDims,
     AttentionScale,
 }
 
@@ -121,6 +155,9 @@ const MUST_BE_NEUTRAL: &[(&str, Neutral)] = &[
     ("attention.max_alibi_bias", Neutral::Zero),
     ("attention.causal", Neutral::Bool(true)),
     ("attention.sliding_window", Neutral::WholeContext),
+    ("attention.key_length_swa", Neutral::HeadDim),
+    ("attention.value_length_swa", Neutral::HeadDim),
+    ("rope.dimension_count_swa", Neutral::RopeDims),
     ("attention.shared_kv_layers", Neutral::Zero),
     ("attention.q_lora_rank", Neutral::Zero),
     ("attention.kv_lora_rank", Neutral::Zero),
@@ -143,6 +180,8 @@ pub(super) fn read(file: &GgufFile) -> Result<ModelConfig, ModelError> {
     }
     let head_dim = head_dim(&keys, hidden_size, heads)?;
     let intermediate_size = keys.require_uniform("feed_forward_length", layers)?;
+    let rope = rope::read(&keys, architecture.pairing, head_dim, context_length)?;
+    let features = (architecture.features)(&keys, &Frame { layers, hidden_size, heads, context_length, rope: &rope })?;
     let config = ModelConfig {
         model_type: architecture.name.to_owned(),
         name: file.string("general.name")?.unwrap_or_default().to_owned(),
@@ -155,12 +194,13 @@ pub(super) fn read(file: &GgufFile) -> Result<ModelConfig, ModelError> {
         vocab_size: vocab_size(&keys)?,
         context_length,
         rms_norm_eps: rms_norm_eps(&keys)?,
-        rope: rope::read(&keys, architecture.pairing, head_dim)?,
+        rope,
         qkv_bias: architecture.qkv_bias == Presence::Required || has_qkv_bias(file),
         qk_norm: architecture.qk_norm,
         tied_head: file.tensor_info("output.weight").is_none(),
+        features,
     };
-    check_features(&keys, &config)?;
+    check_features(&keys, architecture.reads, &config)?;
     Ok(config)
 }
 
@@ -245,7 +285,7 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.malformed(key, format!("wanted a number from 1 to {limit}, found {value}")))
     }
 
-    fn missing(&self, key: &str) -> ModelError {
+    pub(super) fn missing(&self, key: &str) -> ModelError {
         self.file.missing(format!("metadata key {}", self.full(key)), "convert the model again with a current tool")
     }
 }
@@ -256,9 +296,11 @@ fn check_file_kind(file: &GgufFile) -> Result<(), ModelError> {
     {
         return Err(file.unsupported(format!("general.type = {}", Value::String(kind)), "\"model\""));
     }
-    if let Some(parts @ 2..) = file.unsigned("split.count")? {
-        let feature = format!("a model split into {parts} files (split.count)");
-        return Err(file.unsupported(feature, "one file; join the parts with gguf-split --merge"));
+    if let Some(parts @ 2..) = file.unsigned("split.count")?
+        && file.part_count() as u64 != parts
+    {
+        let feature = format!("one of the {parts} files of a split model alone (split.count)");
+        return Err(file.unsupported(feature, "all of them in one folder"));
     }
     match file.unsigned("general.quantization_version")? {
         None | Some(2) => Ok(()),
@@ -329,10 +371,10 @@ fn has_qkv_bias(file: &GgufFile) -> bool {
     file.tensors().iter().any(|info| suffixes.iter().any(|suffix| info.name().ends_with(suffix)))
 }
 
-fn check_features(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), ModelError> {
+fn check_features(keys: &Keys<'_>, reads: &[&str], config: &ModelConfig) -> Result<(), ModelError> {
     for (full, value) in keys.file.metadata() {
         let Some(key) = full.strip_prefix(keys.arch).and_then(|rest| rest.strip_prefix('.')) else { continue };
-        if READ.contains(&key) || WITHOUT_INFLUENCE.iter().any(|(known, _)| *known == key) {
+        if READ.contains(&key) || reads.contains(&key) || WITHOUT_INFLUENCE.iter().any(|(known, _)| *known == key) {
             continue;
         }
         match MUST_BE_NEUTRAL.iter().find(|(known, _)| *known == key) {
@@ -367,6 +409,8 @@ fn check_neutral(
             number.is_some_and(|window| window == 0.0 || window >= config.context_length as f64),
             format!("0, or a window of at least the context length {}", config.context_length),
         ),
+        Neutral::HeadDim => (number == Some(config.head_dim as f64), config.head_dim.to_string()),
+        Neutral::RopeDims => (number == Some(config.rope.dims as f64), config.rope.dims.to_string()),
         Neutral::HiddenSize => (number == Some(config.hidden_size as f64), config.hidden_size.to_string()),
         Neutral::AttentionScale => {
             let usual = 1.0 / (config.head_dim as f64).sqrt();

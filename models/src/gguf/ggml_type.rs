@@ -19,10 +19,15 @@ impl GgmlType {
             6 => WeightType::Q5_0,
             7 => WeightType::Q5_1,
             8 => WeightType::Q8_0,
+            10 => WeightType::Q2K,
+            11 => WeightType::Q3K,
             12 => WeightType::Q4K,
             13 => WeightType::Q5K,
             14 => WeightType::Q6K,
+            20 => WeightType::Iq4Nl,
+            23 => WeightType::Iq4Xs,
             30 => WeightType::Bf16,
+            39 => WeightType::Mxfp4,
             _ => return None,
         })
     }
@@ -34,17 +39,13 @@ impl GgmlType {
             4 => "Q4_2",
             5 => "Q4_3",
             9 => "Q8_1",
-            10 => "Q2_K",
-            11 => "Q3_K",
             15 => "Q8_K",
             16 => "IQ2_XXS",
             17 => "IQ2_XS",
             18 => "IQ3_XXS",
             19 => "IQ1_S",
-            20 => "IQ4_NL",
             21 => "IQ3_S",
             22 => "IQ2_S",
-            23 => "IQ4_XS",
             24 => "I8",
             25 => "I16",
             26 => "I32",
@@ -59,7 +60,6 @@ impl GgmlType {
             36 => "IQ4_NL_4_4",
             37 => "IQ4_NL_4_8",
             38 => "IQ4_NL_8_8",
-            39 => "MXFP4",
             40 => "NVFP4",
             41 => "Q1_0",
             _ => match self.weight_type() {
@@ -80,10 +80,15 @@ impl From<WeightType> for GgmlType {
             WeightType::Q5_0 => 6,
             WeightType::Q5_1 => 7,
             WeightType::Q8_0 => 8,
+            WeightType::Q2K => 10,
+            WeightType::Q3K => 11,
             WeightType::Q4K => 12,
             WeightType::Q5K => 13,
             WeightType::Q6K => 14,
+            WeightType::Iq4Nl => 20,
+            WeightType::Iq4Xs => 23,
             WeightType::Bf16 => 30,
+            WeightType::Mxfp4 => 39,
         })
     }
 }
@@ -108,7 +113,7 @@ mod tests {
             assert_eq!(GgmlType::from(weight_type).to_string(), weight_type.name());
         }
         assert_eq!((0..200).filter(|&id| GgmlType(id).weight_type().is_some()).count(), WeightType::ALL.len());
-        assert_eq!(GgmlType(10).to_string(), "Q2_K");
+        assert_eq!(GgmlType(28).to_string(), "F64");
         assert_eq!(GgmlType(99).to_string(), "number 99");
     }
 }

@@ -7,10 +7,12 @@
 
 mod architecture;
 mod cursor;
+mod features;
 mod ggml_type;
 mod kind;
 mod roles;
 mod rope;
+mod split;
 mod tokens;
 mod value;
 
@@ -49,6 +51,8 @@ pub struct TensorInfo {
     ggml_type: GgmlType,
     offset_bytes: u64,
     range: Option<Range<usize>>,
+    /// Index into the file's mappings.
+    part: usize,
 }
 
 impl TensorInfo {
@@ -76,7 +80,7 @@ impl TensorInfo {
         self.offset_bytes
     }
 
-    /// Place in the file; `None` where the type is not supported and its size therefore unknown.
+    /// Place in the file, or in the part of it that holds the tensor; `None` where the type is not supported and its size therefore unknown.
     #[must_use]
     pub fn range(&self) -> Option<Range<usize>> {
         self.range.clone()
@@ -100,6 +104,8 @@ struct Entry {
 #[derive(Debug, Clone)]
 pub struct GgufFile {
     map: Arc<FileMap>,
+    /// The mappings of all parts, where the file is one of several; else `map` alone.
+    parts: Vec<Arc<FileMap>>,
     version: u32,
     alignment: u64,
     data_start: usize,
@@ -130,6 +136,7 @@ impl GgufFile {
         let entry_count = read_count(&map, &mut cursor, "metadata count", MAX_METADATA_ENTRIES, MIN_ENTRY_BYTES)?;
         let (entries, keys) = read_entries(&map, &mut cursor, entry_count)?;
         let mut file = Self {
+            parts: vec![Arc::clone(&map)],
             map: Arc::clone(&map),
             version,
             alignment: DEFAULT_ALIGNMENT,
@@ -295,7 +302,8 @@ impl GgufFile {
         }
         // Cannot truncate: the elements fit in the file.
         let (cols, rows) = (info.dims[0] as usize, info.dims().get(1).copied().unwrap_or(1) as usize);
-        Tensor::new(Arc::clone(&info.name), weight_type, rows, cols, Arc::clone(&self.map), range).ok_or_else(|| {
+        let part = Arc::clone(&self.parts[info.part]);
+        Tensor::new(Arc::clone(&info.name), weight_type, rows, cols, part, range).ok_or_else(|| {
             self.malformed(format!("tensor {:?}", info.name()), "its range does not match its shape".into())
         })
     }
@@ -404,7 +412,7 @@ impl GgufFile {
         Ok(())
     }
 
-    fn malformed(&self, field: impl Into<String>, reason: String) -> ModelError {
+    pub(super) fn malformed(&self, field: impl Into<String>, reason: String) -> ModelError {
         malformed(&self.map, field, reason)
     }
 
@@ -512,5 +520,13 @@ fn read_shape(cursor: &mut Cursor<'_>, name: &str) -> Result<TensorInfo, String>
     }
     let ggml_type = GgmlType(cursor.u32()?);
     let offset_bytes = cursor.u64()?;
-    Ok(TensorInfo { name: name.into(), dims, dim_count: dim_count as usize, ggml_type, offset_bytes, range: None })
+    Ok(TensorInfo {
+        name: name.into(),
+        dims,
+        dim_count: dim_count as usize,
+        ggml_type,
+        offset_bytes,
+        range: None,
+        part: 0,
+    })
 }

@@ -1,14 +1,16 @@
 //! Tensors by role, each with its shape checked against the configuration.
 
+use super::rope::LONGROPE_TENSORS;
 use super::{GgufFile, TensorInfo};
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, RopeScaling};
 use crate::error::ModelError;
+use crate::roles::{has_part, required, shape_of};
 use crate::source::{LayerTensor, TensorRole};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 
 /// Names of a layer's tensors, after `blk.N.`.
-const LAYER_TENSORS: [(LayerTensor, &str); 14] = [
+const LAYER_TENSORS: [(LayerTensor, &str); 16] = [
     (LayerTensor::InputNorm, "attn_norm.weight"),
     (LayerTensor::Q, "attn_q.weight"),
     (LayerTensor::QBias, "attn_q.bias"),
@@ -19,10 +21,12 @@ const LAYER_TENSORS: [(LayerTensor, &str); 14] = [
     (LayerTensor::V, "attn_v.weight"),
     (LayerTensor::VBias, "attn_v.bias"),
     (LayerTensor::O, "attn_output.weight"),
+    (LayerTensor::AttentionOutputNorm, "post_attention_norm.weight"),
     (LayerTensor::PostAttentionNorm, "ffn_norm.weight"),
     (LayerTensor::Gate, "ffn_gate.weight"),
     (LayerTensor::Up, "ffn_up.weight"),
     (LayerTensor::Down, "ffn_down.weight"),
+    (LayerTensor::FeedForwardOutputNorm, "post_ffw_norm.weight"),
 ];
 
 /// Tensors without influence on the result, with the reason.
@@ -68,24 +72,6 @@ pub(super) fn name_of(role: TensorRole) -> String {
     }
 }
 
-fn required(config: &ModelConfig) -> impl Iterator<Item = TensorRole> {
-    let whole = [TensorRole::TokenEmbedding, TensorRole::FinalNorm].into_iter();
-    let head = (!config.tied_head).then_some(TensorRole::Head);
-    let (bias, norm) = (config.qkv_bias, config.qk_norm);
-    let layers = (0..config.layers).flat_map(move |layer| {
-        let wanted = move |tensor: LayerTensor| match tensor {
-            LayerTensor::QBias | LayerTensor::KBias | LayerTensor::VBias => bias,
-            LayerTensor::QNorm | LayerTensor::KNorm => norm,
-            _ => true,
-        };
-        LAYER_TENSORS
-            .into_iter()
-            .filter(move |(tensor, _)| wanted(*tensor))
-            .map(move |(tensor, _)| TensorRole::Layer(layer, tensor))
-    });
-    whole.chain(head).chain(layers)
-}
-
 /// The tensor's role; `None` where it has no influence.
 fn role_of(file: &GgufFile, info: &TensorInfo, config: &ModelConfig) -> Result<Option<TensorRole>, ModelError> {
     let unknown = || {
@@ -96,7 +82,13 @@ fn role_of(file: &GgufFile, info: &TensorInfo, config: &ModelConfig) -> Result<O
         "token_embd.weight" => return Ok(Some(TensorRole::TokenEmbedding)),
         "output_norm.weight" => return Ok(Some(TensorRole::FinalNorm)),
         "output.weight" => return Ok(Some(TensorRole::Head)),
-        "rope_freqs.weight" if config.model_type == "llama" => return Ok(Some(TensorRole::RopeFactors)),
+        "rope_freqs.weight" if matches!(config.model_type.as_str(), "llama" | "granite") => {
+            return Ok(Some(TensorRole::RopeFactors));
+        }
+        // Read into the configuration.
+        name if LONGROPE_TENSORS.contains(&name) && matches!(config.rope.scaling, RopeScaling::LongRope { .. }) => {
+            return Ok(None);
+        }
         _ => {}
     }
     let Some((layer, suffix)) = split_layer_name(info.name()) else { return unknown() };
@@ -109,7 +101,7 @@ fn role_of(file: &GgufFile, info: &TensorInfo, config: &ModelConfig) -> Result<O
         return Ok(None);
     }
     match LAYER_TENSORS.iter().find(|(_, known)| *known == suffix) {
-        Some((LayerTensor::QNorm | LayerTensor::KNorm, _)) if !config.qk_norm => unknown(),
+        Some((tensor, _)) if !has_part(config, *tensor) => unknown(),
         Some((tensor, _)) => Ok(Some(TensorRole::Layer(layer, *tensor))),
         None => unknown(),
     }
@@ -136,27 +128,6 @@ fn check_shape(
     let wanted = if rows == 1 { format!("[{cols}]") } else { format!("[{cols}, {rows}]") };
     let reason = format!("wanted dimensions {wanted} from the hyper-parameters, found {:?}", info.dims());
     Err(file.malformed(format!("tensor {:?}", info.name()), reason))
-}
-
-/// Rows and columns.
-fn shape_of(role: TensorRole, config: &ModelConfig) -> (usize, usize) {
-    let (hidden, q, kv, wide) = (config.hidden_size, config.q_width(), config.kv_width(), config.intermediate_size);
-    match role {
-        TensorRole::TokenEmbedding | TensorRole::Head => (config.vocab_size, hidden),
-        TensorRole::FinalNorm => (1, hidden),
-        TensorRole::RopeFactors => (1, config.rope.dims / 2),
-        TensorRole::Layer(_, tensor) => match tensor {
-            LayerTensor::InputNorm | LayerTensor::PostAttentionNorm => (1, hidden),
-            LayerTensor::Q => (q, hidden),
-            LayerTensor::QBias => (1, q),
-            LayerTensor::K | LayerTensor::V => (kv, hidden),
-            LayerTensor::KBias | LayerTensor::VBias => (1, kv),
-            LayerTensor::QNorm | LayerTensor::KNorm => (1, config.head_dim),
-            LayerTensor::O => (hidden, q),
-            LayerTensor::Gate | LayerTensor::Up => (wide, hidden),
-            LayerTensor::Down => (hidden, wide),
-        },
-    }
 }
 
 fn check_rope_factors(file: &GgufFile, factors: &Tensor) -> Result<(), ModelError> {

@@ -5,7 +5,7 @@ use super::load::Package;
 use super::metadata::Metadata;
 use super::plan::LayerArray;
 use super::shape::{CONTEXT_POSITIONS, Family, HEAD_DIM, Shape};
-use crate::config::{ModelConfig, Rope, RopePairing, RopeScaling};
+use crate::config::{DecoderFeatures, ModelConfig, Rope, RopePairing, RopeScaling};
 use crate::error::ModelError;
 use crate::hub_text::HubTextFiles;
 use crate::source::{Format, LayerTensor, ModelSource, TensorRole};
@@ -110,5 +110,6 @@ fn config(metadata: &Metadata) -> ModelConfig {
         qkv_bias: metadata.family == Family::Qwen2,
         qk_norm: false,
         tied_head: false,
+        features: DecoderFeatures::default(),
     }
 }

@@ -282,6 +282,9 @@ fn open_gguf(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageErr
     let refuse = |feature: &str, supported| {
         Err(PackageError::Feature { path: path.to_owned(), feature: feature.to_owned(), supported })
     };
+    if let Some(extra) = config.features.first_extra() {
+        return refuse(&extra, "a plain decoder");
+    }
     if config.rope.scaling != RopeScaling::None || model.tensor(TensorRole::RopeFactors).is_some() {
         return refuse("scaling of the rotary frequencies", "none");
     }

@@ -39,6 +39,19 @@ pub enum PullError {
         /// Bytes of the whole.
         size_bytes: u64,
     },
+    /// The model's terms must be accepted first.
+    #[error(
+        "{name} is fetched only when its terms are accepted: {notice}\nTo accept them: --accept-licence {word}, or \
+         NPUHAL_ACCEPT_LICENCE={word} in the environment"
+    )]
+    TermsNotAccepted {
+        /// The model's name.
+        name: String,
+        /// The word by which they are accepted.
+        word: String,
+        /// What they are.
+        notice: String,
+    },
     /// The disk has too little room.
     #[error(
         "{}: the download needs {wanted_bytes} bytes of disk space, {free_bytes} are free; free {} more or choose another \

@@ -20,7 +20,7 @@ mod proxy;
 pub use error::{PullError, SourceError, SourceFailure};
 pub use proxy::Proxies;
 
-use crate::catalogue::{Digest, Entry, Source};
+use crate::catalogue::{Digest, Entry, Source, Terms};
 use crate::store::{Presence, Store, StoreError};
 use lock::Lock;
 use npuhal_core::error::RunError;
@@ -43,6 +43,8 @@ const TICK: Duration = Duration::from_millis(25);
 pub struct PullOptions {
     /// Fetch nothing; a missing file is an error.
     pub offline: bool,
+    /// Words of the terms that the user has accepted ([`crate::catalogue::Terms::accept`]).
+    pub accepted_terms: Vec<String>,
     /// Endpoint of the hub, without a slash at its end.
     pub endpoint: String,
     /// Token for the hub; sent to the endpoint's own origin only, never along a redirect to another.
@@ -133,6 +135,10 @@ pub fn pull(
     if options.offline {
         let command = format!("npuhal pull {}", entry.name);
         return Err(PullError::Offline { path: store.path_of(entry), command });
+    }
+    if let Some(terms) = options.unaccepted_terms(entry) {
+        let (word, notice) = (terms.accept.clone(), terms.notice.clone());
+        return Err(PullError::TermsNotAccepted { name: entry.name.clone(), word, notice });
     }
     let work_folder = store.work_folder();
     fs::create_dir_all(&work_folder).map_err(PullError::io(&work_folder, "create"))?;
@@ -407,6 +413,7 @@ impl Default for PullOptions {
     fn default() -> Self {
         Self {
             offline: false,
+            accepted_terms: Vec::new(),
             endpoint: DEFAULT_ENDPOINT.to_owned(),
             token: None,
             proxies: Proxies::default(),
@@ -423,13 +430,25 @@ impl Default for PullOptions {
 }
 
 impl PullOptions {
-    /// Options with what the environment says: `HF_ENDPOINT`, `HF_TOKEN`, the proxy variables ([`Proxies::from_env`]), `PATH`.
+    /// The terms of `entry` that must be accepted before it is fetched and have not been.
+    #[must_use]
+    pub fn unaccepted_terms<'e>(&self, entry: &'e Entry) -> Option<&'e Terms> {
+        let is_accepted =
+            |terms: &Terms| self.accepted_terms.iter().any(|word| word.eq_ignore_ascii_case(&terms.accept));
+        entry.licence.terms.as_ref().filter(|terms| !is_accepted(terms))
+    }
+
+    /// Options with what the environment says: `HF_ENDPOINT`, `HF_TOKEN`, the proxy variables ([`Proxies::from_env`]), `PATH`,
+    /// and the words of accepted terms in `NPUHAL_ACCEPT_LICENCE`, with commas between.
     #[must_use]
     pub fn from_env() -> Self {
         let text = |name| std::env::var(name).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         Self {
             endpoint: text("HF_ENDPOINT").unwrap_or(DEFAULT_ENDPOINT.to_owned()).trim_end_matches('/').to_owned(),
             token: text("HF_TOKEN").map(Token::new),
+            accepted_terms: text("NPUHAL_ACCEPT_LICENCE")
+                .map(|words| words.split(',').map(|word| word.trim().to_owned()).collect())
+                .unwrap_or_default(),
             proxies: Proxies::from_env(),
             search_path: std::env::var_os("PATH").unwrap_or_default(),
             ..Self::default()

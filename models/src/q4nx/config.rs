@@ -2,13 +2,12 @@
 
 use super::guard::{CRITICAL, DeclaredScale};
 use super::stamp::CONVERTER;
-use crate::config::{ModelConfig, Rope, RopePairing, RopeScaling};
+use crate::config::{DecoderFeatures, ModelConfig, Rope, RopePairing, RopeScaling};
 use crate::error::ModelError;
+use crate::json_keys::{Keys, read_object};
 use crate::source::ModelSource;
 use npuhal_core::stage::TokenId;
 use serde_json::{Map, Value, json};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// Its file in the directory.
@@ -24,6 +23,8 @@ const DEFAULT_CONTEXT: usize = 8192;
 /// Epsilon of a model whose configuration does not say: that of Qwen2 and Qwen3.
 const DEFAULT_EPS: f32 = 1e-6;
 const DEFAULT_THETA: f32 = 10_000.0;
+/// What to do where a required key is missing.
+const REMEDY: &str = "every Q4NX directory states it; pack the model again";
 
 /// What a `config.json` says.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,24 +86,6 @@ fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// The members of the object in the JSON file at `path`, of at most `limit_bytes`.
-///
-/// # Errors
-/// [`ModelError::Io`], [`ModelError::Malformed`].
-pub(super) fn read_object(path: &Path, limit_bytes: u64) -> Result<Map<String, Value>, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let malformed = |reason| ModelError::Malformed { path: path.to_owned(), field: "the text".to_owned(), reason };
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(malformed("wanted a regular file, found something else".to_owned()));
-    }
-    let mut text = Vec::new();
-    File::open(path).map_err(io)?.take(limit_bytes + 1).read_to_end(&mut text).map_err(io)?;
-    if text.len() as u64 > limit_bytes {
-        return Err(malformed(format!("wanted at most {limit_bytes} bytes, found more")));
-    }
-    serde_json::from_slice(&text).map_err(|error| malformed(format!("wanted a JSON object: {error}")))
-}
-
 /// The configuration file of `directory` as it is.
 ///
 /// # Errors
@@ -120,7 +103,7 @@ pub fn read_json(directory: &Path) -> Result<Map<String, Value>, ModelError> {
 pub fn read(directory: &Path, vocab_size: usize, has_bias: bool) -> Result<DirectoryConfig, ModelError> {
     let map = read_json(directory)?;
     let path = directory.join(FILE);
-    let keys = Keys { path: &path, map: &map };
+    let keys = Keys { path: &path, map: &map, remedy: REMEDY };
     let model_type = keys.text("model_type")?.unwrap_or_default();
     let qk_norm = match model_type.as_str() {
         "qwen3" => true,
@@ -167,6 +150,7 @@ pub fn read(directory: &Path, vocab_size: usize, has_bias: bool) -> Result<Direc
         qk_norm,
         // The file always has tiles of the head.
         tied_head: false,
+        features: DecoderFeatures::default(),
         model_type,
     };
     Ok(DirectoryConfig { model, bos: keys.ids("bos_token_id")?.first().copied(), eos: keys.ids("eos_token_id")? })
@@ -193,64 +177,6 @@ fn check_features(keys: &Keys<'_>) -> Result<(), ModelError> {
     match keys.text("hidden_act")?.as_deref() {
         None | Some("silu") => Ok(()),
         Some(other) => Err(keys.unsupported(format!("hidden_act = {other:?}"), "silu")),
-    }
-}
-
-/// Typed access.
-struct Keys<'a> {
-    path: &'a Path,
-    map: &'a Map<String, Value>,
-}
-
-impl Keys<'_> {
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn malformed(&self, key: &str, reason: String) -> ModelError {
-        ModelError::Malformed { path: self.path.to_owned(), field: key.to_owned(), reason }
-    }
-
-    fn unsupported(&self, feature: impl Into<String>, supported: &str) -> ModelError {
-        ModelError::Unsupported { path: self.path.to_owned(), feature: feature.into(), supported: supported.to_owned() }
-    }
-
-    fn text(&self, key: &str) -> Result<Option<String>, ModelError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let text = value.as_str().ok_or_else(|| self.malformed(key, format!("wanted a text, found {value}")))?;
-        Ok(Some(text.to_owned()))
-    }
-
-    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let size = value.as_u64().filter(|size| (1..=limit).contains(size)).and_then(|size| usize::try_from(size).ok());
-        size.map(Some).ok_or_else(|| self.malformed(key, format!("wanted a number from 1 to {limit}, found {value}")))
-    }
-
-    fn require(&self, key: &str, limit: u64) -> Result<usize, ModelError> {
-        self.size(key, limit)?.ok_or_else(|| ModelError::Missing {
-            path: self.path.to_owned(),
-            what: key.to_owned(),
-            remedy: "every Q4NX directory states it; pack the model again".to_owned(),
-        })
-    }
-
-    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let number = value.as_f64().map(|value| value as f32).filter(|value| *value > 0.0 && value.is_finite());
-        number.map(Some).ok_or_else(|| self.malformed(key, format!("wanted a positive number, found {value}")))
-    }
-
-    /// An id or several, ascending.
-    fn ids(&self, key: &str) -> Result<Vec<TokenId>, ModelError> {
-        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
-        let stated = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
-        let ids = stated.iter().map(id).collect::<Option<Vec<_>>>();
-        let mut ids = ids.ok_or_else(|| self.malformed(key, format!("wanted a token id or several, found {value}")))?;
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(ids)
     }
 }
 

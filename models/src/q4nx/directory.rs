@@ -128,7 +128,10 @@ fn shape_of(
         return Err(bad(file, entry, reason));
     }
     Ok(match part {
-        LayerTensor::InputNorm | LayerTensor::PostAttentionNorm => (1, hidden),
+        LayerTensor::InputNorm
+        | LayerTensor::AttentionOutputNorm
+        | LayerTensor::PostAttentionNorm
+        | LayerTensor::FeedForwardOutputNorm => (1, hidden),
         LayerTensor::Q => (q, hidden),
         LayerTensor::QBias => (1, q),
         LayerTensor::K | LayerTensor::V => (kv, hidden),

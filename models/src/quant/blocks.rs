@@ -391,6 +391,258 @@ impl<'a> Block<'a, 210, 256> for Q6KBlock<'a> {
     }
 }
 
+block! {
+    /// 256 elements in 16 sub-blocks of 16, `(d · sc) · q - (dmin · mn)`: 16 bytes at 0 with scale `sc` in the low and minimum
+    /// `mn` in the high half; 64 bytes of codes at 16, see [`Q2KBlock::codes`]; `d` at 80, `dmin` at 82.
+    Q2KBlock, 84
+}
+
+impl Q2KBlock<'_> {
+    /// Scale `d` of the scales.
+    #[must_use]
+    pub fn scale(&self) -> f16 {
+        self.f16_at(80)
+    }
+
+    /// Scale `dmin` of the minima.
+    #[must_use]
+    pub fn min_scale(&self) -> f16 {
+        self.f16_at(82)
+    }
+
+    /// Scale `sc` and minimum `mn` of sub-block `sub`, 0 to 15 each.
+    ///
+    /// # Panics
+    /// When `sub` is above 15.
+    #[must_use]
+    pub fn scale_min(&self, sub: usize) -> (u8, u8) {
+        assert!(sub < 16, "sub-block {sub} of 16");
+        (self.0[sub] & 15, self.0[sub] >> 4)
+    }
+
+    /// Codes `q`, 0 to 3: each half of 128 elements has 32 bytes, of which byte `i` holds elements `i`, `i + 32`, `i + 64` and
+    /// `i + 96` of the half from its low bits up.
+    #[must_use]
+    pub fn codes(&self) -> [u8; 256] {
+        two_bits(&self.0[16..80])
+    }
+}
+
+impl<'a> Block<'a, 84, 256> for Q2KBlock<'a> {
+    fn new(bytes: &'a [u8; 84]) -> Self {
+        Self(bytes)
+    }
+
+    fn dequantize(&self, out: &mut [f32; 256]) {
+        let (d, dmin) = (self.scale().to_f32(), self.min_scale().to_f32());
+        let codes = self.codes();
+        for (sub, (out, codes)) in out.as_chunks_mut::<16>().0.iter_mut().zip(codes.as_chunks::<16>().0).enumerate() {
+            let (sc, mn) = self.scale_min(sub);
+            let (scale, min) = (d * f32::from(sc), dmin * f32::from(mn));
+            for (out, code) in out.iter_mut().zip(codes) {
+                *out = scale * f32::from(*code) - min;
+            }
+        }
+    }
+}
+
+block! {
+    /// 256 elements in 16 sub-blocks of 16, `(d · (sc - 32)) · (q - 4)`: 32 bytes of third bits at 0, bit `b` of byte `i` that of
+    /// element `32·b + i`; the low two bits at 32 as in [`Q2KBlock::codes`]; 12 bytes of scales at 96; `d` at 108.
+    Q3KBlock, 110
+}
+
+impl Q3KBlock<'_> {
+    /// Scale `d`.
+    #[must_use]
+    pub fn scale(&self) -> f16 {
+        self.f16_at(108)
+    }
+
+    /// Scales `sc - 32`, -32 to 31, one for each 16 elements. Of the 12 bytes the first eight hold the low four bits of scales
+    /// 0 to 7 in their low and of 8 to 15 in their high halves; byte `8 + i` holds the top two bits of scales `i`, `i + 4`,
+    /// `i + 8` and `i + 12` from its low bits up.
+    #[must_use]
+    pub fn sub_scales(&self) -> [i8; 16] {
+        let packed = &self.0[96..108];
+        std::array::from_fn(|sub| {
+            let low = packed[sub % 8] >> (4 * (sub / 8)) & 15;
+            let high = packed[8 + sub % 4] >> (2 * (sub / 4)) & 3;
+            (low | high << 4) as i8 - 32
+        })
+    }
+
+    /// Codes `q`, 0 to 7, not centred.
+    #[must_use]
+    pub fn codes(&self) -> [u8; 256] {
+        let mut codes = two_bits(&self.0[32..96]);
+        for (bit, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for (code, high) in codes.iter_mut().zip(&self.0[..32]) {
+                *code |= (high >> bit & 1) << 2;
+            }
+        }
+        codes
+    }
+}
+
+impl<'a> Block<'a, 110, 256> for Q3KBlock<'a> {
+    fn new(bytes: &'a [u8; 110]) -> Self {
+        Self(bytes)
+    }
+
+    fn dequantize(&self, out: &mut [f32; 256]) {
+        let d = self.scale().to_f32();
+        let codes = self.codes();
+        for (sub, sc) in self.sub_scales().into_iter().enumerate() {
+            let scale = d * f32::from(sc);
+            for index in 16 * sub..16 * sub + 16 {
+                out[index] = scale * f32::from(codes[index] as i8 - 4);
+            }
+        }
+    }
+}
+
+/// Values of the codes of IQ4_NL and IQ4_XS.
+pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+block! {
+    /// 32 elements, `d · table[q]` with [`IQ4_VALUES`]: `d` at 0; codes at 2 as in [`Q4_0Block`].
+    Iq4NlBlock, 18
+}
+
+impl Iq4NlBlock<'_> {
+    /// Scale `d`.
+    #[must_use]
+    pub fn scale(&self) -> f16 {
+        self.f16_at(0)
+    }
+
+    /// Values `table[q]`.
+    #[must_use]
+    pub fn values(&self) -> [i8; 32] {
+        nibbles(&self.0[2..18]).map(|code| IQ4_VALUES[usize::from(code)])
+    }
+}
+
+impl<'a> Block<'a, 18, 32> for Iq4NlBlock<'a> {
+    fn new(bytes: &'a [u8; 18]) -> Self {
+        Self(bytes)
+    }
+
+    fn dequantize(&self, out: &mut [f32; 32]) {
+        let d = self.scale().to_f32();
+        for (out, value) in out.iter_mut().zip(self.values()) {
+            *out = d * f32::from(value);
+        }
+    }
+}
+
+block! {
+    /// 256 elements in 8 sub-blocks of 32, `(d · (sc - 32)) · table[q]` with [`IQ4_VALUES`]: `d` at 0; the top two bits of the
+    /// eight scales at 2, as a little-endian number with scale 0 lowest; their low four bits at 4, two to a byte, the even one
+    /// low; codes at 8, 16 bytes a sub-block as in [`Q4_0Block`].
+    Iq4XsBlock, 136
+}
+
+impl Iq4XsBlock<'_> {
+    /// Scale `d`.
+    #[must_use]
+    pub fn scale(&self) -> f16 {
+        self.f16_at(0)
+    }
+
+    /// Scales `sc - 32`, -32 to 31, one for each 32 elements.
+    #[must_use]
+    pub fn sub_scales(&self) -> [i8; 8] {
+        let high = u16::from_le_bytes([self.0[2], self.0[3]]);
+        std::array::from_fn(|sub| {
+            let low = self.0[4 + sub / 2] >> (4 * (sub % 2)) & 15;
+            (low | ((high >> (2 * sub) & 3) as u8) << 4) as i8 - 32
+        })
+    }
+
+    /// Values `table[q]`.
+    #[must_use]
+    pub fn values(&self) -> [i8; 256] {
+        let mut values = [0; 256];
+        for (values, bytes) in values.as_chunks_mut::<32>().0.iter_mut().zip(self.0[8..].as_chunks::<16>().0) {
+            *values = nibbles(bytes).map(|code| IQ4_VALUES[usize::from(code)]);
+        }
+        values
+    }
+}
+
+impl<'a> Block<'a, 136, 256> for Iq4XsBlock<'a> {
+    fn new(bytes: &'a [u8; 136]) -> Self {
+        Self(bytes)
+    }
+
+    fn dequantize(&self, out: &mut [f32; 256]) {
+        let d = self.scale().to_f32();
+        let values = self.values();
+        for (sub, sc) in self.sub_scales().into_iter().enumerate() {
+            let scale = d * f32::from(sc);
+            for index in 32 * sub..32 * sub + 32 {
+                out[index] = scale * f32::from(values[index]);
+            }
+        }
+    }
+}
+
+/// Twice the values of the codes of MXFP4 (E2M1 of the OCP microscaling specification).
+pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// 32 elements, `2^(e - 128) · table[q]` with [`MXFP4_VALUES`]: exponent `e` at 0; codes at 1 as in [`Q4_0Block`].
+#[derive(Debug, Clone, Copy)]
+pub struct Mxfp4Block<'a>(pub &'a [u8; 17]);
+
+impl Mxfp4Block<'_> {
+    /// Bytes of a block.
+    pub const BYTES: usize = 17;
+
+    /// Half of the block's power of two: `2^(e - 128)`.
+    #[must_use]
+    pub fn half_scale(&self) -> f32 {
+        match self.0[0] {
+            // 2^-128 and 2^-127 are subnormal.
+            low @ 0..2 => f32::from_bits(0x0020_0000 << low),
+            exponent => f32::from_bits((u32::from(exponent) - 1) << 23),
+        }
+    }
+
+    /// Values `table[q]`, twice those of the specification.
+    #[must_use]
+    pub fn values(&self) -> [i8; 32] {
+        nibbles(&self.0[1..17]).map(|code| MXFP4_VALUES[usize::from(code)])
+    }
+}
+
+impl<'a> Block<'a, 17, 32> for Mxfp4Block<'a> {
+    fn new(bytes: &'a [u8; 17]) -> Self {
+        Self(bytes)
+    }
+
+    fn dequantize(&self, out: &mut [f32; 32]) {
+        let d = self.half_scale();
+        for (out, value) in out.iter_mut().zip(self.values()) {
+            *out = d * f32::from(value);
+        }
+    }
+}
+
+/// Codes of two bits: of each 32 bytes the lowest pairs first, the highest last.
+fn two_bits(bytes: &[u8]) -> [u8; 256] {
+    let mut codes = [0; 256];
+    for (codes, bytes) in codes.as_chunks_mut::<128>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
+        for (shift, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for (code, byte) in codes.iter_mut().zip(bytes) {
+                *code = byte >> (2 * shift) & 3;
+            }
+        }
+    }
+    codes
+}
+
 /// Low halves of 16 bytes, then their high halves.
 fn nibbles(bytes: &[u8]) -> [u8; 32] {
     let mut codes = [0; 32];

@@ -12,11 +12,19 @@
 //! | Q8_0 | `q · d` |
 //! | Q4_K, Q5_K | `(d · sc) · q - (dmin · mn)` |
 //! | Q6_K | `(d · sc) · (q - 32)` |
+//! | Q2_K | `(d · sc) · q - (dmin · mn)` |
+//! | Q3_K | `(d · (sc - 32)) · (q - 4)` |
+//! | IQ4_NL | `d · table[q]` |
+//! | IQ4_XS | `(d · (sc - 32)) · table[q]` |
+//! | MXFP4 | `2^(e - 128) · table[q]` |
 
 pub mod blocks;
 
 use crate::tensor::{Tensor, WeightType};
-use blocks::{Block, Q4_0Block, Q4_1Block, Q4KBlock, Q5_0Block, Q5_1Block, Q5KBlock, Q6KBlock, Q8_0Block};
+use blocks::{
+    Block, Iq4NlBlock, Iq4XsBlock, Mxfp4Block, Q2KBlock, Q3KBlock, Q4_0Block, Q4_1Block, Q4KBlock, Q5_0Block,
+    Q5_1Block, Q5KBlock, Q6KBlock, Q8_0Block,
+};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use thiserror::Error;
@@ -95,9 +103,14 @@ pub fn dequantize_row(weight_type: WeightType, bytes: &[u8], out: &mut [f32]) ->
         WeightType::Q5_0 => blockwise::<Q5_0Block<'_>, 22, 32>(bytes, out),
         WeightType::Q5_1 => blockwise::<Q5_1Block<'_>, 24, 32>(bytes, out),
         WeightType::Q8_0 => blockwise::<Q8_0Block<'_>, 34, 32>(bytes, out),
+        WeightType::Q2K => blockwise::<Q2KBlock<'_>, 84, 256>(bytes, out),
+        WeightType::Q3K => blockwise::<Q3KBlock<'_>, 110, 256>(bytes, out),
         WeightType::Q4K => blockwise::<Q4KBlock<'_>, 144, 256>(bytes, out),
         WeightType::Q5K => blockwise::<Q5KBlock<'_>, 176, 256>(bytes, out),
         WeightType::Q6K => blockwise::<Q6KBlock<'_>, 210, 256>(bytes, out),
+        WeightType::Iq4Nl => blockwise::<Iq4NlBlock<'_>, 18, 32>(bytes, out),
+        WeightType::Iq4Xs => blockwise::<Iq4XsBlock<'_>, 136, 256>(bytes, out),
+        WeightType::Mxfp4 => blockwise::<Mxfp4Block<'_>, 17, 32>(bytes, out),
     }
     Ok(())
 }

@@ -94,7 +94,7 @@ impl Fixture {
             file: "m.gguf".to_owned(),
             size_bytes: SIZE as u64,
             sha256: sha256(&content),
-            licence: Licence { id: "Apache-2.0".to_owned(), url: "https://hub.test".to_owned() },
+            licence: Licence { id: "Apache-2.0".to_owned(), url: "https://hub.test".to_owned(), terms: None },
             sources,
         };
         let options = PullOptions {

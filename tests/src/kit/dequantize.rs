@@ -72,9 +72,41 @@ fn one(weight_type: WeightType, b: &[u8], y: &mut [f64]) {
             let scale = f64::from(b[192 + i / 16] as i8);
             y[i] = half(b, 208) * scale * (f64::from(low | (high << 4)) - 32.0);
         }),
+        WeightType::Q2K => (0..256).for_each(|i| {
+            let code = (b[16 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32))) & 3;
+            let both = b[i / 16];
+            y[i] = half(b, 80) * f64::from(both & 15) * f64::from(code) - half(b, 82) * f64::from(both >> 4);
+        }),
+        WeightType::Q3K => (0..256).for_each(|i| {
+            let low = (b[32 + 32 * (i / 128) + i % 32] >> (2 * (i % 128 / 32))) & 3;
+            let is_high = (b[i % 32] >> (i / 32)) & 1 == 1;
+            let sub = i / 16;
+            let bits = (b[96 + sub % 8] >> (4 * (sub / 8))) & 15 | ((b[104 + sub % 4] >> (2 * (sub / 4))) & 3) << 4;
+            let code = f64::from(low) - if is_high { 0.0 } else { 4.0 };
+            y[i] = half(b, 108) * (f64::from(bits) - 32.0) * code;
+        }),
+        WeightType::Iq4Nl => (0..32).for_each(|i| y[i] = half(b, 0) * IQ4[nibble(&b[2..], i) as usize]),
+        WeightType::Iq4Xs => (0..256).for_each(|i| {
+            let sub = i / 32;
+            let high = (u16::from_le_bytes([b[2], b[3]]) >> (2 * sub)) & 3;
+            let low = (b[4 + sub / 2] >> (4 * (sub % 2))) & 15;
+            let scale = f64::from(u16::from(low) | high << 4) - 32.0;
+            y[i] = half(b, 0) * scale * IQ4[nibble(&b[8 + 16 * sub..], i % 32) as usize];
+        }),
+        WeightType::Mxfp4 => (0..32).for_each(|i| {
+            // OCP E2M1: a sign, two bits of exponent, one of mantissa.
+            let code = nibble(&b[1..], i) as u8;
+            let (exponent, mantissa) = (i32::from(code >> 1 & 3), f64::from(code & 1));
+            let size = if exponent == 0 { mantissa / 2.0 } else { (1.0 + mantissa / 2.0) * 2f64.powi(exponent - 1) };
+            let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+            y[i] = sign * size * 2f64.powi(i32::from(b[0]) - 127);
+        }),
         other => panic!("{other} is not known to the reference"),
     }
 }
+
+/// The values of IQ4_NL's codes.
+const IQ4: [f64; 16] = [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
 
 fn half(bytes: &[u8], at: usize) -> f64 {
     f16(u16::from_le_bytes([bytes[at], bytes[at + 1]]))

@@ -147,6 +147,24 @@ impl GgufFile {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
+    /// The same in `count` files, as `gguf-split` makes them: metadata in the first, tensors in all.
+    #[must_use]
+    pub fn split(&self, count: usize) -> Vec<Self> {
+        let of_each = self.tensors.len().div_ceil(count).max(1);
+        let mut parts: Vec<Self> = self
+            .tensors
+            .chunks(of_each)
+            .map(|tensors| Self { version: self.version, metadata: Vec::new(), tensors: tensors.to_vec() })
+            .collect();
+        parts[0].metadata.clone_from(&self.metadata);
+        for (number, part) in parts.iter_mut().enumerate() {
+            part.set("split.no", Value::U16(number as u16));
+            part.set("split.count", Value::U16(count as u16));
+            part.set("split.tensors.count", Value::I32(self.tensors.len() as i32));
+        }
+        parts
+    }
+
     /// The file as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -234,7 +252,7 @@ pub fn type_id(weight_type: WeightType) -> u32 {
     TYPES.iter().find(|(held, ..)| *held == weight_type).map_or(u32::MAX, |(_, id, ..)| *id)
 }
 
-/// The type of number `type_id`, if it is one of the eleven.
+/// The type of number `type_id`, if it is one of those the program computes with.
 #[must_use]
 pub fn weight_type(type_id: u32) -> Option<WeightType> {
     TYPES.iter().find(|(_, id, ..)| *id == type_id).map(|(weight_type, ..)| *weight_type)
@@ -309,7 +327,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// Type, number in the file, elements of a block, bytes of a block.
-const TYPES: [(WeightType, u32, usize, usize); 11] = [
+const TYPES: [(WeightType, u32, usize, usize); 16] = [
     (WeightType::F32, 0, 1, 4),
     (WeightType::F16, 1, 1, 2),
     (WeightType::Q4_0, 2, 32, 18),
@@ -317,6 +335,11 @@ const TYPES: [(WeightType, u32, usize, usize); 11] = [
     (WeightType::Q5_0, 6, 32, 22),
     (WeightType::Q5_1, 7, 32, 24),
     (WeightType::Q8_0, 8, 32, 34),
+    (WeightType::Q2K, 10, 256, 84),
+    (WeightType::Q3K, 11, 256, 110),
+    (WeightType::Iq4Nl, 20, 32, 18),
+    (WeightType::Iq4Xs, 23, 256, 136),
+    (WeightType::Mxfp4, 39, 32, 17),
     (WeightType::Q4K, 12, 256, 144),
     (WeightType::Q5K, 13, 256, 176),
     (WeightType::Q6K, 14, 256, 210),

@@ -3,6 +3,7 @@
 pub mod dequantize;
 pub mod devices;
 pub mod gguf;
+pub mod hub;
 pub mod model;
 pub mod package;
 pub mod random;

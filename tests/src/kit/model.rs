@@ -14,27 +14,56 @@ pub enum Architecture {
     Qwen2,
     /// `qwen3`: RoPE over halves, RMSNorm of each query and key head.
     Qwen3,
+    /// `llama` with a window in every layer.
+    Mistral,
+    /// `gemma3`: windows and another rotation in some layers, norms over outputs too, GELU.
+    Gemma3,
+    /// `smollm3`: as `llama`, without rotation in every fourth layer.
+    SmolLm3,
+    /// `granite`: as `llama`, with scales on embedding, residual, attention and logits.
+    Granite,
+    /// `minicpm`: as `llama`, with scales on embedding, residual and logits.
+    MiniCpm,
 }
 
 impl Architecture {
     /// All, for loops.
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 8] = [
+        Self::Llama,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Mistral,
+        Self::Gemma3,
+        Self::SmolLm3,
+        Self::Granite,
+        Self::MiniCpm,
+    ];
 
     /// Name in the file.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Llama => "llama",
+            Self::Llama | Self::Mistral => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Gemma3 => "gemma3",
+            Self::SmolLm3 => "smollm3",
+            Self::Granite => "granite",
+            Self::MiniCpm => "minicpm",
         }
     }
 
     fn pre_tokenizer(self) -> &'static str {
         match self {
-            Self::Llama => "smollm",
             Self::Qwen2 | Self::Qwen3 => "qwen2",
+            _ => "smollm",
         }
+    }
+
+    /// Whether rotated pairs are adjacent elements, for which GGUF files permute the rows of query and key.
+    #[must_use]
+    pub fn is_interleaved(self) -> bool {
+        !matches!(self, Self::Qwen2 | Self::Qwen3 | Self::Gemma3)
     }
 }
 
@@ -79,6 +108,62 @@ impl Weights {
     }
 }
 
+/// RoPE scaling of a small model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scaling {
+    /// None.
+    None,
+    /// YaRN.
+    Yarn {
+        /// Stretch.
+        factor: f32,
+        /// Positions of the first training.
+        original: u32,
+    },
+    /// LongRoPE.
+    LongRope {
+        /// Positions of the first training.
+        original: u32,
+        /// Factor on rotated elements.
+        attention_factor: f32,
+    },
+    /// Llama 3, which GGUF files state as factors of the frequencies.
+    Llama3 {
+        /// Stretch.
+        factor: f32,
+        /// Positions of the first training.
+        original: u32,
+    },
+}
+
+impl Scaling {
+    /// Divisors of LongRoPE for short and for long contexts, for `pairs` rotated pairs.
+    #[must_use]
+    pub fn divisors(pairs: usize) -> [Vec<f32>; 2] {
+        let list = |slope: f32| (0..pairs).map(|pair| 1.0 + slope * pair as f32).collect();
+        [list(0.25), list(1.5)]
+    }
+
+    /// Factors that divide the frequencies of Llama 3's rotation (low 1, high 4).
+    #[must_use]
+    pub fn llama3_factors(factor: f32, original: u32, theta: f32, dims: usize) -> Vec<f32> {
+        (0..dims / 2)
+            .map(|pair| {
+                let wave = std::f64::consts::TAU * f64::from(theta).powf(2.0 * pair as f64 / dims as f64);
+                let (original, factor) = (f64::from(original), f64::from(factor));
+                if wave < original / 4.0 {
+                    1.0
+                } else if wave > original {
+                    factor as f32
+                } else {
+                    let smooth = (original / wave - 1.0) / 3.0;
+                    (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+                }
+            })
+            .collect()
+    }
+}
+
 /// The shape of a small model. Change fields at will; rows must stay whole numbers of blocks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
@@ -108,6 +193,12 @@ pub struct ModelSpec {
     pub rope_factor: Option<f32>,
     /// A tensor of factors of the RoPE frequencies (`llama` only).
     pub rope_factors: bool,
+    /// Further RoPE scaling.
+    pub scaling: Scaling,
+    /// Positions that layers with a window see (`Mistral`, `Gemma3`).
+    pub window: u32,
+    /// Every n-th layer has no window (`Gemma3`), where the file states it.
+    pub window_period: Option<u32>,
     /// Positions.
     pub context_length: u32,
     /// Epsilon of the norms.
@@ -118,7 +209,7 @@ pub struct ModelSpec {
 
 impl ModelSpec {
     /// A model whose rows suit the blocks of `weights`, with grouped queries, a head width that is not hidden ÷ heads, and
-    /// matrices whose rows are no multiple of 8 (all have 266 vocabulary rows). Llama and Qwen3 are tied, Qwen2 is not.
+    /// matrices whose rows are no multiple of 8 (all have 266 vocabulary rows). All but Qwen2 and Granite are tied.
     #[must_use]
     pub fn small(architecture: Architecture, weights: Weights) -> Self {
         let (hidden, heads, head_dim, intermediate) = match weights {
@@ -131,16 +222,20 @@ impl ModelSpec {
             architecture,
             weights,
             hidden,
-            layers: 2,
+            // The fourth layer is one without rotation.
+            layers: if architecture == Architecture::SmolLm3 { 4 } else { 2 },
             heads,
             kv_heads: 2,
             head_dim,
             intermediate,
-            tied: architecture != Architecture::Qwen2,
+            tied: !matches!(architecture, Architecture::Qwen2 | Architecture::Granite),
             spare_tokens: 0,
             rope_theta: 10_000.0,
             rope_factor: None,
             rope_factors: false,
+            scaling: Scaling::None,
+            window: 5,
+            window_period: Some(2),
             context_length: 256,
             eps: 1e-5,
             seed: 1,
@@ -184,7 +279,11 @@ impl ModelSpec {
                 vector("attn_k", "bias", kv, 0.0);
                 vector("attn_v", "bias", kv, 0.0);
             }
-            if self.architecture == Architecture::Qwen3 {
+            if self.architecture == Architecture::Gemma3 {
+                vector("post_attention_norm", "weight", self.hidden, 1.0);
+                vector("post_ffw_norm", "weight", self.hidden, 1.0);
+            }
+            if matches!(self.architecture, Architecture::Qwen3 | Architecture::Gemma3) {
                 vector("attn_q_norm", "weight", self.head_dim, 1.0);
                 vector("attn_k_norm", "weight", self.head_dim, 1.0);
             }
@@ -193,13 +292,45 @@ impl ModelSpec {
             let bytes = (0..len).flat_map(|_| ((centre + 0.3 * random.signed()) as f32).to_le_bytes()).collect();
             file.tensors.push(GgufTensor { name, dims: vec![len as u64], type_id: type_id(WeightType::F32), bytes });
         }
-        if self.rope_factors {
-            let bytes = (0..self.head_dim / 2).flat_map(|pair| (1.0 + pair as f32).to_le_bytes()).collect();
-            let dims = vec![self.head_dim as u64 / 2];
-            let name = "rope_freqs.weight".to_owned();
+        let pairs = self.head_dim / 2;
+        let mut factors = |name: &str, values: Vec<f32>| {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let (name, dims) = (name.to_owned(), vec![pairs as u64]);
             file.tensors.push(GgufTensor { name, dims, type_id: type_id(WeightType::F32), bytes });
+        };
+        if self.rope_factors {
+            factors("rope_freqs.weight", (0..pairs).map(|pair| 1.0 + pair as f32).collect());
+        }
+        match self.scaling {
+            Scaling::Llama3 { factor, original } => {
+                let values = Scaling::llama3_factors(factor, original, self.rope_theta, self.head_dim);
+                factors("rope_freqs.weight", values);
+            }
+            Scaling::LongRope { .. } => {
+                let [short, long] = Scaling::divisors(pairs);
+                factors("rope_factors_short.weight", short);
+                factors("rope_factors_long.weight", long);
+            }
+            _ => {}
         }
         file
+    }
+
+    /// The scales that the file states.
+    #[must_use]
+    pub fn scales(&self) -> Scales {
+        match self.architecture {
+            Architecture::Granite => {
+                Scales { embedding: Some(3.5), residual: Some(0.22), attention: Some(0.05), logit_divisor: Some(4.0) }
+            }
+            Architecture::MiniCpm => Scales {
+                embedding: Some(12.0),
+                residual: Some((1.4 / (self.layers as f64).sqrt()) as f32),
+                attention: None,
+                logit_divisor: Some(self.hidden as f32 / 16.0),
+            },
+            _ => Scales::default(),
+        }
     }
 
     fn token_texts(&self) -> Vec<String> {
@@ -232,6 +363,37 @@ impl ModelSpec {
             own("rope.scaling.type", Value::String("linear".to_owned()));
             own("rope.scaling.factor", Value::F32(factor));
         }
+        let mut text = |key: &str, value: &str| own(key, Value::String(value.to_owned()));
+        match self.scaling {
+            Scaling::Yarn { factor, original } => {
+                text("rope.scaling.type", "yarn");
+                own("rope.scaling.factor", Value::F32(factor));
+                own("rope.scaling.original_context_length", Value::U32(original));
+            }
+            Scaling::LongRope { original, attention_factor } => {
+                text("rope.scaling.type", "longrope");
+                own("rope.scaling.original_context_length", Value::U32(original));
+                own("rope.scaling.attn_factor", Value::F32(attention_factor));
+            }
+            _ => {}
+        }
+        if matches!(self.architecture, Architecture::Mistral | Architecture::Gemma3) {
+            own("attention.sliding_window", Value::U32(self.window));
+        }
+        if let Some(period) = self.window_period.filter(|_| self.architecture == Architecture::Gemma3) {
+            own("attention.sliding_window_pattern", Value::U32(period));
+        }
+        let scales = self.scales();
+        for (key, value) in [
+            ("embedding_scale", scales.embedding),
+            ("residual_scale", scales.residual),
+            ("attention.scale", scales.attention),
+            ("logit_scale", scales.logit_divisor),
+        ] {
+            if let Some(value) = value {
+                own(key, Value::F32(value));
+            }
+        }
         let mut tokenizer = |key: &str, value: Value| pairs.push((format!("tokenizer.{key}"), value));
         tokenizer("ggml.model", Value::String("gpt2".to_owned()));
         tokenizer("ggml.pre", Value::String(self.architecture.pre_tokenizer().to_owned()));
@@ -247,12 +409,31 @@ impl ModelSpec {
     }
 }
 
+/// Scales of a small model.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Scales {
+    /// On the embedding.
+    pub embedding: Option<f32>,
+    /// On what a block adds.
+    pub residual: Option<f32>,
+    /// On products of queries and keys.
+    pub attention: Option<f32>,
+    /// Divides the logits.
+    pub logit_divisor: Option<f32>,
+}
+
 /// Token texts by id: the 256 bytes in the byte-level alphabet (id = byte), the merged ones, the control tokens.
 #[must_use]
 pub fn token_texts() -> Vec<String> {
     let bytes = (0..=255u8).map(|byte| byte_char(byte).to_string());
     let merged = MERGES.iter().map(|(left, right)| format!("{left}{right}"));
     bytes.chain(merged).chain(CONTROLS.map(str::to_owned)).collect()
+}
+
+/// The merges of the vocabulary, by rank.
+#[must_use]
+pub fn byte_level_merges() -> Vec<String> {
+    MERGES.iter().map(|(left, right)| format!("{left} {right}")).collect()
 }
 
 /// Byte-level alphabet of GPT-2: printable Latin-1 bytes stand for themselves, the others for U+0100 and up.
@@ -318,6 +499,30 @@ fn push_block(kind: WeightType, spread: f64, random: &mut Random, out: &mut Vec<
             out.extend(f16_bits(scale).to_le_bytes());
             out.extend(f16_bits(scale * middle).to_le_bytes());
             push_bytes(12 + codes, random, out);
+        }
+        WeightType::Q2K => {
+            let scale = scale(0.6 * 9.0 * 3.0);
+            push_bytes(80, random, out);
+            out.extend(f16_bits(scale).to_le_bytes());
+            out.extend(f16_bits(scale * 1.5).to_le_bytes());
+        }
+        WeightType::Q3K => {
+            let scale = scale(18.5 * 2.3);
+            push_bytes(108, random, out);
+            out.extend(f16_bits(scale).to_le_bytes());
+        }
+        WeightType::Iq4Nl => {
+            out.extend(f16_bits(scale(69.0)).to_le_bytes());
+            push_bytes(16, random, out);
+        }
+        WeightType::Iq4Xs => {
+            out.extend(f16_bits(scale(69.0 * 18.5)).to_le_bytes());
+            push_bytes(134, random, out);
+        }
+        WeightType::Mxfp4 => {
+            // The power of two nearest to the scale of values spread by 3.
+            out.push((127.0 + scale(3.0).log2().round()) as u8);
+            push_bytes(16, random, out);
         }
         WeightType::Q6K => {
             let scale = scale(74.0 * 18.5);

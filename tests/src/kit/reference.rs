@@ -14,12 +14,35 @@ pub struct Reference<'a> {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
-    rope_dims: usize,
-    rope_theta: f64,
-    rope_divisor: f64,
-    rope_factors: Option<Vec<f64>>,
+    /// Rotation of layers that see everything, and of those with a window.
+    global: Turns,
+    local: Turns,
     interleaved: bool,
     eps: f64,
+    family: Family,
+}
+
+/// Angles of the rotated pairs for one position, and the factor on what is rotated.
+#[derive(Debug, Clone)]
+struct Turns {
+    frequencies: Vec<f64>,
+    magnitude: f64,
+}
+
+/// What a family does beyond the plain decoder, after its definition in the transformers library.
+#[derive(Debug, Clone)]
+struct Family {
+    /// `gelu_pytorch_tanh` instead of SiLU.
+    gelu: bool,
+    embedding_scale: f64,
+    residual_scale: f64,
+    attention_scale: f64,
+    logit_divisor: f64,
+    window: Option<usize>,
+    /// Every n-th layer has no window; 0 is none of them.
+    full_every: usize,
+    /// Every n-th layer has no rotation; 0 is none of them.
+    unrotated_every: usize,
 }
 
 /// Everything that a pass can show, by position.
@@ -58,13 +81,49 @@ impl<'a> Reference<'a> {
         let (hidden, heads) = (count("embedding_length")?, count("attention.head_count")?);
         let head_dim = count("attention.key_length").unwrap_or(hidden / heads);
         let interleaved = match arch {
-            "llama" => true,
-            "qwen2" | "qwen3" => false,
+            "llama" | "smollm3" | "granite" | "minicpm" => true,
+            "qwen2" | "qwen3" | "gemma3" => false,
             other => return Err(format!("architecture {other}")),
         };
-        let linear = find("rope.scaling.type").and_then(Value::as_str) == Some("linear");
-        let factor = find("rope.scaling.factor").and_then(Value::as_f64);
-        let rope_factors = file.tensor("rope_freqs.weight").map(|tensor| weight_row(tensor, 0)).transpose()?;
+        let number = |key: &str| find(key).and_then(Value::as_f64);
+        let dims = count("rope.dimension_count").unwrap_or(head_dim);
+        let theta = number("rope.freq_base").unwrap_or(10_000.0);
+        let row = |name: &str| file.tensor(name).map(|tensor| weight_row(tensor, 0)).transpose();
+        let mut global = Turns { frequencies: frequencies(theta, dims), magnitude: 1.0 };
+        let context = count("context_length")?;
+        let original = count("rope.scaling.original_context_length").unwrap_or(context) as f64;
+        match find("rope.scaling.type").and_then(Value::as_str) {
+            Some("linear") => {
+                let factor = number("rope.scaling.factor").ok_or("no scaling factor")?;
+                global.frequencies.iter_mut().for_each(|turn| *turn /= factor);
+            }
+            Some("yarn") => global = yarn(theta, dims, number("rope.scaling.factor").ok_or("no factor")?, original),
+            Some("longrope") => {
+                // The whole context is made room for.
+                let is_long = context as f64 > original;
+                let name = if is_long { "rope_factors_long.weight" } else { "rope_factors_short.weight" };
+                let divisors = row(name)?.ok_or("no divisors")?;
+                global.frequencies.iter_mut().zip(divisors).for_each(|(turn, divisor)| *turn /= divisor);
+                global.magnitude = number("rope.scaling.attn_factor").unwrap_or(1.0);
+            }
+            _ => {}
+        }
+        if let Some(factors) = row("rope_freqs.weight")? {
+            global.frequencies.iter_mut().zip(factors).for_each(|(turn, factor)| *turn /= factor);
+        }
+        let is_gemma = arch == "gemma3";
+        let family = Family {
+            gelu: is_gemma,
+            embedding_scale: if is_gemma { (hidden as f64).sqrt() } else { number("embedding_scale").unwrap_or(1.0) },
+            residual_scale: number("residual_scale").unwrap_or(1.0),
+            attention_scale: number("attention.scale").unwrap_or(1.0 / (head_dim as f64).sqrt()),
+            logit_divisor: number("logit_scale").unwrap_or(1.0),
+            window: count("attention.sliding_window").ok(),
+            full_every: if is_gemma { count("attention.sliding_window_pattern").unwrap_or(6) } else { 0 },
+            unrotated_every: if arch == "smollm3" { 4 } else { 0 },
+        };
+        let local =
+            if is_gemma { Turns { frequencies: frequencies(10_000.0, dims), magnitude: 1.0 } } else { global.clone() };
         Ok(Self {
             file,
             layers: count("block_count")?,
@@ -72,12 +131,11 @@ impl<'a> Reference<'a> {
             heads,
             kv_heads: count("attention.head_count_kv").unwrap_or(heads),
             head_dim,
-            rope_dims: count("rope.dimension_count").unwrap_or(head_dim),
-            rope_theta: find("rope.freq_base").and_then(Value::as_f64).unwrap_or(10_000.0),
-            rope_divisor: if linear { factor.ok_or("no scaling factor")? } else { 1.0 },
-            rope_factors,
+            global,
+            local,
             interleaved,
             eps: find("attention.layer_norm_rms_epsilon").and_then(Value::as_f64).ok_or("no epsilon")?,
+            family,
         })
     }
 
@@ -90,24 +148,49 @@ impl<'a> Reference<'a> {
         let embedding = self.tensor("token_embd.weight")?;
         let mut stream =
             tokens.iter().map(|&token| weight_row(embedding, token as usize)).collect::<Result<Vec<_>, _>>()?;
+        stream.iter_mut().flatten().for_each(|x| *x *= self.family.embedding_scale);
         for layer in 0..self.layers {
             let normed = self.norm(&stream, &format!("blk.{layer}.attn_norm.weight"))?;
             let attended = self.attention(layer, &normed, &mut seen)?;
+            let attended = self.output(&attended, &format!("blk.{layer}.post_attention_norm.weight"))?;
             add(&mut stream, &attended);
             let normed = self.norm(&stream, &format!("blk.{layer}.ffn_norm.weight"))?;
             let gate = self.linear(&format!("blk.{layer}.ffn_gate"), &normed)?;
             let mut up = self.linear(&format!("blk.{layer}.ffn_up"), &normed)?;
             for (up, gate) in up.iter_mut().flatten().zip(gate.iter().flatten()) {
-                *up *= gate / (1.0 + (-gate).exp());
+                *up *= if self.family.gelu {
+                    let root = (2.0 / std::f64::consts::PI).sqrt();
+                    0.5 * gate * (1.0 + (root * (gate + 0.044715 * gate.powi(3))).tanh())
+                } else {
+                    gate / (1.0 + (-gate).exp())
+                };
             }
-            add(&mut stream, &self.linear(&format!("blk.{layer}.ffn_down"), &up)?);
+            let fed = self.linear(&format!("blk.{layer}.ffn_down"), &up)?;
+            add(&mut stream, &self.output(&fed, &format!("blk.{layer}.post_ffw_norm.weight"))?);
             seen.layer_out.push(stream.clone());
         }
         seen.normed = self.norm(&stream, "output_norm.weight")?;
         let first = if logits_of == LogitsOf::Last { seen.normed.len().saturating_sub(1) } else { 0 };
         let head = if self.file.tensor("output.weight").is_some() { "output" } else { "token_embd" };
         seen.logits = self.linear(head, &seen.normed[first..])?;
+        seen.logits.iter_mut().flatten().for_each(|logit| *logit /= self.family.logit_divisor);
         Ok(seen)
+    }
+
+    /// What a block adds to the stream: normed where the file has the norm `name`, and scaled.
+    fn output(&self, rows: &[Vec<f64>], name: &str) -> Result<Vec<Vec<f64>>, String> {
+        let mut rows = match self.file.tensor(name) {
+            Some(_) => self.norm(rows, name)?,
+            None => rows.to_vec(),
+        };
+        rows.iter_mut().flatten().for_each(|x| *x *= self.family.residual_scale);
+        Ok(rows)
+    }
+
+    /// Positions that `layer` sees, the own one included.
+    fn window(&self, layer: usize) -> Option<usize> {
+        let is_full = self.family.full_every != 0 && (layer + 1).is_multiple_of(self.family.full_every);
+        self.family.window.filter(|_| !is_full)
     }
 
     fn attention(&self, layer: usize, input: &[Vec<f64>], seen: &mut Observed) -> Result<Vec<Vec<f64>>, String> {
@@ -123,7 +206,11 @@ impl<'a> Reference<'a> {
                     if let Some(weight) = &weight {
                         rms_norm(head, weight, self.eps);
                     }
-                    self.rotate(head, position);
+                    let every = self.family.unrotated_every;
+                    if every == 0 || !(layer + 1).is_multiple_of(every) {
+                        let turns = if self.window(layer).is_some() { &self.local } else { &self.global };
+                        self.turn(turns, head, position);
+                    }
                 }
             }
         }
@@ -133,14 +220,16 @@ impl<'a> Reference<'a> {
             for head in 0..self.heads {
                 let kv = head / (self.heads / self.kv_heads) * dim;
                 let query = &query[head * dim..(head + 1) * dim];
+                let scale = self.family.attention_scale;
+                let first = self.window(layer).map_or(0, |window| (position + 1).saturating_sub(window));
                 let scores: Vec<f64> =
-                    (0..=position).map(|at| dot(query, &keys[at][kv..kv + dim]) / (dim as f64).sqrt()).collect();
+                    (first..=position).map(|at| dot(query, &keys[at][kv..kv + dim]) * scale).collect();
                 let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - best).exp()).collect();
                 let total: f64 = weights.iter().sum();
                 for (at, weight) in weights.iter().enumerate() {
                     for i in 0..dim {
-                        output[head * dim + i] += weight / total * values[at][kv + i];
+                        output[head * dim + i] += weight / total * values[first + at][kv + i];
                     }
                 }
             }
@@ -151,12 +240,16 @@ impl<'a> Reference<'a> {
         self.linear(&format!("blk.{layer}.attn_output"), &outputs)
     }
 
+    #[cfg(test)]
     fn rotate(&self, head: &mut [f64], position: usize) {
-        let pairs = self.rope_dims / 2;
-        for i in 0..pairs {
-            let factor = self.rope_factors.as_ref().map_or(1.0, |factors| factors[i]);
-            let frequency = self.rope_theta.powf(-2.0 * i as f64 / self.rope_dims as f64) / factor;
-            let (sin, cos) = (position as f64 / self.rope_divisor * frequency).sin_cos();
+        self.turn(&self.global, head, position);
+    }
+
+    fn turn(&self, turns: &Turns, head: &mut [f64], position: usize) {
+        let pairs = turns.frequencies.len();
+        for (i, frequency) in turns.frequencies.iter().enumerate() {
+            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            let (sin, cos) = (sin * turns.magnitude, cos * turns.magnitude);
             let (a, b) = if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
             (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
         }
@@ -193,6 +286,24 @@ impl<'a> Reference<'a> {
     fn tensor(&self, name: &str) -> Result<&'a GgufTensor, String> {
         self.file.tensor(name).ok_or_else(|| format!("no {name}"))
     }
+}
+
+fn frequencies(theta: f64, dims: usize) -> Vec<f64> {
+    (0..dims / 2).map(|i| 1.0 / theta.powf(2.0 * i as f64 / dims as f64)).collect()
+}
+
+/// YaRN with its usual constants, as the transformers library computes it.
+fn yarn(theta: f64, dims: usize, factor: f64, original: f64) -> Turns {
+    let correction =
+        |rotations: f64| dims as f64 * (original / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
+    let low = correction(32.0).floor().max(0.0);
+    let high = correction(1.0).ceil().min(dims as f64 - 1.0);
+    let high = if low == high { high + 0.001 } else { high };
+    let frequencies = frequencies(theta, dims).into_iter().enumerate().map(|(i, extrapolated)| {
+        let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        extrapolated / factor * ramp + extrapolated * (1.0 - ramp)
+    });
+    Turns { frequencies: frequencies.collect(), magnitude: 0.1 * factor.ln() + 1.0 }
 }
 
 fn weight_row(tensor: &GgufTensor, row: usize) -> Result<Vec<f64>, String> {

@@ -10,6 +10,7 @@ use crate::kernels::KernelState;
 use crate::session::{locate, registry};
 use crate::terminal::bytes_text;
 use npuhal_models::gguf::GgufFile;
+use npuhal_models::hub_model;
 use npuhal_models::package::is_package;
 use npuhal_models::q4nx::Q4nxFile;
 use npuhal_models::q4nx::directory::{KERNELS, MODEL_FILE};
@@ -18,7 +19,7 @@ use npuhal_models::store::{Presence, StoreError};
 use npuhal_models::summary::{Amount, ModelSummary};
 use npuhal_models::template::ChatTemplate;
 use npuhal_models::vocabulary::{TokenKind, Vocabulary};
-use npuhal_models::{Catalogue, ModelConfig, ModelSource, Store};
+use npuhal_models::{Catalogue, ModelConfig, ModelSource, Store, Tensor};
 use npuhal_registry::selection::RouteReport;
 use npuhal_registry::{Request, select};
 use serde_json::{Map, Value, json};
@@ -31,11 +32,14 @@ const KV_ELEMENT_BYTES: usize = 2;
 
 pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     let path = locate(host, &args.model)?;
+    if hub_model::is_model(&path) {
+        return hub_directory(host, &path, args);
+    }
     if path.is_dir() {
         return directory(host, &path, args);
     }
     let (integrity, is_wrong) = integrity(host, &path, args.verify_checksums)?;
-    let file = GgufFile::open(&path)?;
+    let file = GgufFile::open_whole(&path)?;
     // Where the header is sound, what is in it helps to see why the model cannot be run.
     let (mut report, problem) = match file.model() {
         Ok(model) => {
@@ -55,6 +59,24 @@ pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
         None if is_wrong => Err(CliError::Verdict(2)),
         None => Ok(()),
     }
+}
+
+/// A Hugging Face directory.
+fn hub_directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), CliError> {
+    let model = ModelSource::open(path)?;
+    let mut report = json!({
+        "directory": path.to_string_lossy(),
+        "format": "Hugging Face directory",
+        "tensors": model.tensors().count(),
+    });
+    extend(&mut report, model_parts(&model).map(|(name, part)| (name.to_owned(), part)));
+    extend(&mut report, [("routes".to_owned(), routes(host, &model)?)]);
+    if args.all {
+        let shape = |tensor: &Tensor| format!("{} {} × {}", tensor.weight_type(), tensor.rows(), tensor.cols());
+        let tensors = model.tensors().map(|(_, tensor)| (tensor.name().to_owned(), Value::String(shape(tensor))));
+        extend(&mut report, [("tensor_list".to_owned(), Value::Object(tensors.collect()))]);
+    }
+    show(&report, args)
 }
 
 /// A Q4NX directory, or an xdna1 package.

@@ -3,12 +3,13 @@
 use crate::Host;
 use crate::args::PullArgs;
 use crate::error::CliError;
-use crate::terminal::{Voice, bytes_text};
+use crate::terminal::{Voice, bytes_text, complain};
 use indicatif::ProgressBar;
 use npuhal_models::catalogue::Entry;
 use npuhal_models::pull::{Phase, Progress, ProgressSink, PullOptions, SourceFailure};
 use npuhal_models::store::Presence;
 use npuhal_models::{Catalogue, Store};
+use std::io::{BufRead, IsTerminal, Read, stderr, stdin};
 use std::path::PathBuf;
 
 pub(crate) fn pull(host: &Host, args: &PullArgs) -> Result<(), CliError> {
@@ -40,6 +41,7 @@ fn known<'c>(catalogue: &'c Catalogue, name: &str) -> Result<&'c Entry, CliError
 pub(crate) fn fetch(host: &Host, store: &Store, entry: &Entry) -> Result<PathBuf, CliError> {
     let mut options = PullOptions::from_env();
     options.offline = host.global.offline;
+    options.accepted_terms.extend(host.global.accept_licence.iter().cloned());
     if !options.offline && store.presence(entry) == Presence::Absent {
         host.voice.note(format_args!(
             "fetching {} ({}, licence {}) into {}",
@@ -48,6 +50,7 @@ pub(crate) fn fetch(host: &Host, store: &Store, entry: &Entry) -> Result<PathBuf
             entry.licence.id,
             store.folder().display()
         ));
+        accept_terms(&mut options, entry)?;
     }
     let mut sink = Bar { voice: host.voice, bar: None };
     let result = npuhal_models::pull::pull(entry, store, &options, &mut sink, &host.control);
@@ -55,6 +58,21 @@ pub(crate) fn fetch(host: &Host, store: &Store, entry: &Entry) -> Result<PathBuf
         bar.finish_and_clear();
     }
     Ok(result?)
+}
+
+/// Shows the terms of `entry` that have not been accepted. On a terminal the user is asked; elsewhere the download refuses.
+fn accept_terms(options: &mut PullOptions, entry: &Entry) -> Result<(), CliError> {
+    let Some(terms) = options.unaccepted_terms(entry) else { return Ok(()) };
+    if !(stdin().is_terminal() && stderr().is_terminal()) {
+        return Ok(());
+    }
+    complain(format_args!("{}\nDo you accept them? Type yes or no:", terms.notice));
+    let mut answer = String::new();
+    stdin().lock().take(64).read_line(&mut answer).map_err(CliError::Input)?;
+    if answer.trim().eq_ignore_ascii_case("yes") {
+        options.accepted_terms.push(terms.accept.clone());
+    }
+    Ok(())
 }
 
 /// Shows a download. The bar appears with the first update, so that a file that is here shows none.

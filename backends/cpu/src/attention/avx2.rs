@@ -35,7 +35,7 @@ pub(crate) unsafe fn chunk(job: &ChunkJob) {
         // SAFETY: the head's scores, one maximum, one sum.
         unsafe {
             let scores = std::slice::from_raw_parts_mut(job.scores.add(head * PAGE_POSITIONS), job.len);
-            (*job.max.add(head), *job.sum.add(head)) = soften(scores);
+            (*job.max.add(head), *job.sum.add(head)) = soften(scores, job.first);
         }
     }
     let padded = job.shape.padded_dim();

@@ -29,8 +29,10 @@ pub struct ChunkJob {
     pub(crate) keys: *const u16,
     /// The KV head's values in the page.
     pub(crate) values: *const u16,
-    /// Positions of the page that count, 1 to 256.
+    /// Positions of the page up to the row's own, 1 to 256.
     pub(crate) len: usize,
+    /// Of these the first that counts; below `len`.
+    pub(crate) first: usize,
     /// Room for 256 scores a head.
     pub(crate) scores: *mut f32,
     /// Largest score of each head.
@@ -41,9 +43,10 @@ pub struct ChunkJob {
     pub(crate) acc: *mut f32,
 }
 
-/// Turns `len` scores into weights `exp(score - max)`; returns maximum and sum.
+/// Turns scores into weights `exp(score - max)`; returns maximum and sum. Those before `first` do not count: their weight is 0.
 #[inline(always)]
-pub(crate) fn soften(scores: &mut [f32]) -> (f32, f32) {
+pub(crate) fn soften(scores: &mut [f32], first: usize) -> (f32, f32) {
+    scores[..first].fill(f32::NEG_INFINITY);
     const LANES: usize = 16;
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -67,6 +70,15 @@ pub struct RowPages<'a> {
     pub pages: &'a [Page],
     /// Its position: it attends to positions up to and including it.
     pub position: usize,
+    /// The first position it attends to: 0 without a window.
+    pub first: usize,
+}
+
+impl RowPages<'_> {
+    /// The first page it attends to.
+    fn first_page(&self) -> usize {
+        self.first / PAGE_POSITIONS
+    }
 }
 
 /// Softmax state of the query heads of one KV head: where a [`Scratch`] keeps it.
@@ -120,8 +132,8 @@ impl Attention {
     /// [`JobPanicked`].
     ///
     /// # Panics
-    /// When `q` and `out` are not rows × a multiple of the KV heads × head dim long, or a row's pages end before its
-    /// position.
+    /// When `q` and `out` are not rows × a multiple of the KV heads × head dim long, a row's pages end before its position, or
+    /// its first position is behind it.
     pub fn run(
         &mut self,
         pool: &Pool,
@@ -136,7 +148,7 @@ impl Attention {
         }
         let sizes = Sizes { shape, group: q.len() / rows.len() / (shape.kv_heads * shape.head_dim) };
         assert!(q.len() == rows.len() * sizes.q_width() && out.len() == q.len());
-        assert!(rows.iter().all(|row| row.pages.len() > row.position / PAGE_POSITIONS));
+        assert!(rows.iter().all(|row| row.pages.len() > row.position / PAGE_POSITIONS && row.first <= row.position));
         let scratch_len = sizes.scores() + sizes.state() * (ROWS_PER_ITEM + 1);
         self.threads.resize_with(pool.threads().max(self.threads.len()), Scratch::new);
         self.threads.iter_mut().for_each(|scratch| scratch.reserve::<f32>(scratch_len));
@@ -191,10 +203,11 @@ impl Attention {
         for (row, view) in rows.iter().enumerate() {
             for head in 0..kv_heads {
                 let item = (row * kv_heads + head) * pages;
+                let first = view.first_page();
                 // SAFETY: the states were written above; nobody else holds them now.
                 unsafe {
-                    let total = state_at(partial.ptr().add(item * sizes.state()), sizes);
-                    for page in 1..=view.position / PAGE_POSITIONS {
+                    let total = state_at(partial.ptr().add((item + first) * sizes.state()), sizes);
+                    for page in first + 1..=view.position / PAGE_POSITIONS {
                         merge(sizes, total, state_at(partial.ptr().add((item + page) * sizes.state()), sizes));
                     }
                     finish(sizes, total, head, &mut out[row * sizes.q_width()..(row + 1) * sizes.q_width()]);
@@ -240,17 +253,19 @@ impl Attention {
                     unsafe { state_at(states.add(index * sizes.state()), sizes) }
                 };
                 let pages = views.iter().map(|view| view.position / PAGE_POSITIONS + 1).max().unwrap_or(0);
-                for page in 0..pages {
+                let from = views.iter().map(RowPages::first_page).min().unwrap_or(0);
+                for page in from..pages {
                     for (index, view) in views.iter().enumerate() {
-                        if page > view.position / PAGE_POSITIONS {
+                        if page > view.position / PAGE_POSITIONS || page < view.first_page() {
                             continue;
                         }
-                        let into = if page == 0 { state(index) } else { state(ROWS_PER_ITEM) };
+                        let is_first = page == view.first_page();
+                        let into = if is_first { state(index) } else { state(ROWS_PER_ITEM) };
                         let q = &q[(first + index) * sizes.q_width()..];
                         // SAFETY: this thread's own states; `run` checked lengths and pages.
                         unsafe {
                             attend_page(table, sizes, *view, q, head, page, scores, into);
-                            if page > 0 {
+                            if !is_first {
                                 merge(sizes, state(index), into);
                             }
                         }
@@ -297,7 +312,7 @@ unsafe fn attend_page(
     into: State,
 ) {
     let first = page * PAGE_POSITIONS;
-    if first > row.position {
+    if first > row.position || page < row.first_page() {
         return;
     }
     let elements = row.pages[page].elements(sizes.shape);
@@ -308,6 +323,7 @@ unsafe fn attend_page(
         keys: elements[sizes.shape.keys_at(head)..].as_ptr(),
         values: elements[sizes.shape.values_at(head)..].as_ptr(),
         len: (row.position + 1 - first).min(PAGE_POSITIONS),
+        first: row.first.saturating_sub(first),
         scores: scores.as_mut_ptr(),
         max: into.max,
         sum: into.sum,

@@ -38,7 +38,7 @@ pub(crate) unsafe fn chunk(job: &ChunkJob) {
         }
     }
     for head in 0..job.heads {
-        let (max, sum) = soften(&mut scores[head * PAGE_POSITIONS..head * PAGE_POSITIONS + job.len]);
+        let (max, sum) = soften(&mut scores[head * PAGE_POSITIONS..head * PAGE_POSITIONS + job.len], job.first);
         // SAFETY: one maximum and one sum a head.
         unsafe {
             *job.max.add(head) = max;

@@ -12,6 +12,8 @@ struct Case {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
     q: Vec<f32>,
+    /// Positions a row sees.
+    window: usize,
 }
 
 fn numbers(seed: &mut u64, len: usize, size: f32) -> Vec<f32> {
@@ -47,16 +49,23 @@ fn case(shape: KvShape, group: usize, positions: usize, tail: usize, mut seed: u
         values.push(v);
     }
     let q = numbers(&mut seed, rows.len() * shape.kv_heads * group * shape.head_dim, 1.0);
-    Case { shape, group, cache, rows, keys, values, q }
+    Case { shape, group, cache, rows, keys, values, q, window: usize::MAX }
 }
 
 impl Case {
+    fn first(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window)
+    }
+
     fn run(&self, features: Features, threads: usize, rows: std::ops::Range<usize>) -> Vec<u32> {
         let pool = Pool::new(threads).unwrap();
         let width = self.q.len() / self.rows.len();
         let views: Vec<RowPages<'_>> = self.rows[rows.clone()]
             .iter()
-            .map(|row| RowPages { pages: self.cache.pages(0, row.sequence), position: row.position as usize })
+            .map(|row| {
+                let position = row.position as usize;
+                RowPages { pages: self.cache.pages(0, row.sequence), position, first: self.first(position) }
+            })
             .collect();
         let q = &self.q[rows.start * width..rows.end * width];
         let mut out = vec![f32::NAN; q.len()];
@@ -78,14 +87,15 @@ impl Case {
             let (keys, values) = (&self.keys[row.sequence.0 as usize], &self.values[row.sequence.0 as usize]);
             for (head, q) in q.chunks_exact(dim).enumerate() {
                 let at = |position: usize, d: usize| position * kv_width + head / self.group * dim + d;
-                let scores: Vec<f64> = (0..=row.position as usize)
+                let first = self.first(row.position as usize);
+                let scores: Vec<f64> = (first..=row.position as usize)
                     .map(|position| (0..dim).map(|d| f64::from(q[d]) * rounded(keys[at(position, d)])).sum())
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
                 for d in 0..dim {
-                    let total: f64 = weights.iter().enumerate().map(|(p, w)| w * rounded(values[at(p, d)])).sum();
+                    let total: f64 = weights.iter().zip(first..).map(|(w, p)| w * rounded(values[at(p, d)])).sum();
                     out.push(total / sum);
                 }
             }
@@ -105,9 +115,11 @@ proptest! {
         positions in prop::sample::select(vec![1usize, 31, 32, 33, 255, 256, 257, 600]),
         tail in 1..40usize,
         size in prop::sample::select(vec![0.1f32, 1.0, 20.0]),
+        window in prop::sample::select(vec![usize::MAX, 1, 2, 31, 256, 257, 300]),
         seed: u64,
     ) {
-        let case = case(KvShape { kv_heads, head_dim }, group, positions, tail, seed, size);
+        let case =
+            Case { window, ..case(KvShape { kv_heads, head_dim }, group, positions, tail, seed, size) };
         let exact = case.exact();
         for features in std::iter::once(Features::portable()).chain(Features::avx2()) {
             let together = case.run(features, 1, 0..case.rows.len());

@@ -1,6 +1,7 @@
 //! Arithmetic of the oracle: f64 throughout, one fixed order of operations for each element.
 
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{Activation, Rope, RopePairing};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// Lanes of a dot product. The order of additions is fixed by it, whatever the batch.
@@ -124,51 +125,93 @@ pub(super) fn rms_norm(x: &[f64], weight: &[f32], eps: f32, out: &mut [f64]) {
     }
 }
 
-/// Inverse frequencies of the rotated pairs: `theta^(-2i/dims) / factor[i]`, divided by the linear scale where there is one.
-pub(super) fn rope_frequencies(rope: &Rope, factors: Option<&[f32]>) -> Vec<f64> {
-    let scale = match rope.scaling {
-        RopeScaling::Linear { factor } => f64::from(factor),
-        _ => 1.0,
-    };
-    (0..rope.dims / 2)
-        .map(|pair| {
-            let frequency = f64::from(rope.theta).powf(-2.0 * pair as f64 / rope.dims as f64);
-            frequency / factors.map_or(1.0, |factors| f64::from(factors[pair])) / scale
-        })
-        .collect()
+/// Rotation of the layers that share it.
+pub(super) struct Rotation {
+    /// Angle a position adds to each pair, in radians.
+    pub(super) frequencies: Vec<f64>,
+    pub(super) pairing: RopePairing,
+    /// Factor on the rotated elements.
+    pub(super) magnitude: f64,
 }
 
-/// Rotates the first elements of a head.
-pub(super) fn rotate(head: &mut [f64], frequencies: &[f64], pairing: RopePairing, position: u32) {
-    for (pair, frequency) in frequencies.iter().enumerate() {
-        let (sin, cos) = (f64::from(position) * frequency).sin_cos();
-        let (first, second) = match pairing {
-            RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
-            RopePairing::Halves => (pair, pair + frequencies.len()),
-        };
-        let (a, b) = (head[first], head[second]);
-        head[first] = a * cos - b * sin;
-        head[second] = a * sin + b * cos;
+impl Rotation {
+    pub(super) fn new(rope: &Rope, frequencies: Vec<f64>) -> Self {
+        Self { frequencies, pairing: rope.pairing, magnitude: f64::from(rope.magnitude()) }
+    }
+
+    /// Rotates the first elements of a head.
+    pub(super) fn rotate(&self, head: &mut [f64], position: u32) {
+        for (pair, frequency) in self.frequencies.iter().enumerate() {
+            let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+            let (sin, cos) = (sin * self.magnitude, cos * self.magnitude);
+            let (first, second) = pair_places(self.pairing, self.frequencies.len(), pair);
+            let (a, b) = (head[first], head[second]);
+            head[first] = a * cos - b * sin;
+            head[second] = a * sin + b * cos;
+        }
     }
 }
 
-/// Attention of one query head over the first `positions` rows of the cache; `at` is the head's place in a cache row.
+/// Where the two elements of a pair lie.
+fn pair_places(pairing: RopePairing, pairs: usize, pair: usize) -> (usize, usize) {
+    match pairing {
+        RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
+        RopePairing::Halves => (pair, pair + pairs),
+    }
+}
+
+/// Product of a query and a key head whose first elements are `pairs` pairs: pair by pair, then the rest, so that files that
+/// order the same elements by one or the other pairing give the same bits.
+fn score(query: &[f64], key: &[f64], pairing: RopePairing, pairs: usize) -> f64 {
+    let rotated = 2 * pairs;
+    let mut sum = 0.0;
+    match pairing {
+        RopePairing::Interleaved => {
+            for (q, k) in query[..rotated].chunks_exact(2).zip(key[..rotated].chunks_exact(2)) {
+                sum += q[0] * k[0] + q[1] * k[1];
+            }
+        }
+        RopePairing::Halves => {
+            let (q, k) = (query[..rotated].split_at(pairs), key[..rotated].split_at(pairs));
+            for (((q0, q1), k0), k1) in q.0.iter().zip(q.1).zip(k.0).zip(k.1) {
+                sum += q0 * k0 + q1 * k1;
+            }
+        }
+    }
+    for (q, k) in query[rotated..].iter().zip(&key[rotated..]) {
+        sum += q * k;
+    }
+    sum
+}
+
+/// How the heads of a layer attend.
+#[derive(Clone, Copy)]
+pub(super) struct HeadAttention {
+    /// Factor on products of queries and keys.
+    pub(super) scale: f64,
+    pub(super) pairing: RopePairing,
+    /// Rotated pairs of a head.
+    pub(super) pairs: usize,
+}
+
+/// Attention of one query head over the rows `seen` of the cache; `at` is the head's place in a cache row.
 pub(super) fn attend(
+    attention: HeadAttention,
     query: &[f64],
     keys: &[f64],
     values: &[f64],
     kv_width: usize,
     at: usize,
-    positions: usize,
+    seen: Range<usize>,
     scores: &mut Vec<f64>,
     out: &mut [f64],
 ) {
+    let HeadAttention { scale, pairing, pairs } = attention;
     let dim = query.len();
-    let scale = 1.0 / (dim as f64).sqrt();
     scores.clear();
-    scores.extend((0..positions).map(|position| {
+    scores.extend(seen.clone().map(|position| {
         let key = &keys[position * kv_width + at..][..dim];
-        query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale
+        score(query, key, pairing, pairs) * scale
     }));
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut total = 0.0;
@@ -177,7 +220,7 @@ pub(super) fn attend(
         total += *score;
     }
     out.fill(0.0);
-    for (position, score) in scores.iter().enumerate() {
+    for (position, score) in seen.zip(scores.iter()) {
         let value = &values[position * kv_width + at..][..dim];
         for (out, value) in out.iter_mut().zip(value) {
             *out += score / total * value;
@@ -185,9 +228,18 @@ pub(super) fn attend(
     }
 }
 
-/// `silu(gate) · up`, into `gate`.
-pub(super) fn swiglu(gate: &mut [f64], up: &[f64]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+/// `activation(gate) · up`, into `gate`.
+pub(super) fn gate_with(activation: Activation, gate: &mut [f64], up: &[f64]) {
+    match activation {
+        Activation::Silu => gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = *gate / (1.0 + (-*gate).exp()) * up),
+        Activation::GeluTanh => {
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            for (gate, up) in gate.iter_mut().zip(up) {
+                let x = *gate;
+                *gate = 0.5 * x * (1.0 + (root * (x + 0.044_715 * x * x * x)).tanh()) * up;
+            }
+        }
+        // `check_config` has refused others.
+        _ => gate.fill(f64::NAN),
     }
 }

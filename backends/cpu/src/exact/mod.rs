@@ -10,11 +10,12 @@ mod weights;
 pub use error::ExactError;
 
 use crate::config::check_config;
-use math::{attend, for_each_chunk, rms_norm, rope_frequencies, rotate, swiglu};
+use math::{HeadAttention, Rotation, attend, for_each_chunk, gate_with, rms_norm};
 use npuhal_core::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
+use npuhal_models::config::{LayerRope, Rope};
 use npuhal_models::{ModelConfig, ModelSource};
 use npuhal_registry::SegmentSpan;
 use std::num::NonZeroUsize;
@@ -63,7 +64,8 @@ pub struct ExactSegment {
     span: SegmentSpan,
     options: ExactOptions,
     weights: Weights,
-    frequencies: Vec<f64>,
+    rotation: Rotation,
+    local_rotation: Option<Rotation>,
     caches: Vec<SequenceCache>,
     taps: Vec<Tap>,
     sink: Option<Box<dyn TapSink>>,
@@ -79,13 +81,16 @@ impl ExactSegment {
         check_config(&config)?;
         span.check(&config)?;
         let weights = Weights::load(model, &span, options.dequantized_bytes)?;
-        let frequencies = rope_frequencies(&config.rope, weights.rope_factors.as_deref());
+        let positions = options.positions as usize;
+        let rotation = Rotation::new(&config.rope, model.rope_inverse_frequencies(positions));
+        let local = |rope: &Rope| Rotation::new(rope, rope.inverse_frequencies(&[], positions));
+        let local_rotation = config.features.local_rope.as_ref().map(local);
         let layers = span.layers.len();
         let new_cache =
             |_| SequenceCache { positions: 0, layers: (0..layers).map(|_| LayerCache::default()).collect() };
         let caches = (0..options.sequences).map(new_cache).collect();
         let taps = taps_of(&span);
-        Ok(Self { config, span, options, weights, frequencies, caches, taps, sink: None })
+        Ok(Self { config, span, options, weights, rotation, local_rotation, caches, taps, sink: None })
     }
 
     /// Checks the rows against what the segment holds, and drops what a failed call left behind.
@@ -138,11 +143,12 @@ impl ExactSegment {
         match &self.weights.embedding {
             None => hidden.as_slice().iter().copied().map(f64::from).collect(),
             Some(embedding) => {
+                let scale = f64::from(self.config.features.embedding_scale);
                 let mut values = vec![0.0f32; self.config.hidden_size];
                 let mut residual = Vec::with_capacity(rows.len() * values.len());
                 for row in rows {
                     embedding.row(row.token as usize, &mut values);
-                    residual.extend(values.iter().copied().map(f64::from));
+                    residual.extend(values.iter().map(|value| f64::from(*value) * scale));
                 }
                 residual
             }
@@ -156,8 +162,14 @@ impl ExactSegment {
         let mut q = weights.q.multiply(threads, &normed, weights.q_bias.as_deref());
         let mut k = weights.k.multiply(threads, &normed, weights.k_bias.as_deref());
         let v = weights.v.multiply(threads, &normed, weights.v_bias.as_deref());
-        shape_heads(&mut q, rows, config.q_width(), weights.q_norm.as_deref(), config, &self.frequencies);
-        shape_heads(&mut k, rows, config.kv_width(), weights.k_norm.as_deref(), config, &self.frequencies);
+        let layer = config.features.layer(self.span.layers.start + index);
+        let rotation = match layer.rope {
+            LayerRope::Global => Some(&self.rotation),
+            LayerRope::Local => self.local_rotation.as_ref(),
+            _ => None,
+        };
+        shape_heads(&mut q, rows, config.q_width(), weights.q_norm.as_deref(), config, rotation);
+        shape_heads(&mut k, rows, config.kv_width(), weights.k_norm.as_deref(), config, rotation);
         let number = (self.span.layers.start + index) as u32;
         observe_keys(&mut self.sink, Tap::K(number), rows, &k, config);
         observe(&mut self.sink, Tap::V(number), rows, &v);
@@ -167,9 +179,11 @@ impl ExactSegment {
             cache.keys.extend_from_slice(k);
             cache.values.extend_from_slice(v);
         }
-        let attended = attend_rows(config, &self.caches, index, rows, &q, threads);
-        add(residual, &weights.o.multiply(threads, &attended, None));
-        add(residual, &feed_forward(weights, residual, config, threads));
+        let attended = attend_rows(config, layer.window, &self.caches, index, rows, &q, threads);
+        let attended = weights.o.multiply(threads, &attended, None);
+        add(residual, attended, weights.attention_output_norm.as_deref(), config);
+        let fed = feed_forward(weights, residual, config, threads);
+        add(residual, fed, weights.feed_forward_output_norm.as_deref(), config);
         observe(&mut self.sink, Tap::LayerOut(number), rows, residual);
     }
 
@@ -185,7 +199,8 @@ impl ExactSegment {
         };
         match &self.weights.head {
             Some(head) => {
-                let logits = head.multiply(self.options.threads.get(), &normed, None);
+                let mut logits = head.multiply(self.options.threads.get(), &normed, None);
+                finish_logits(&self.config, &mut logits);
                 observe(&mut self.sink, Tap::Logits, rows, &logits);
                 logits
             }
@@ -339,14 +354,23 @@ fn norm_rows(residual: &[f64], weight: &[f32], config: &ModelConfig) -> Vec<f64>
     normed
 }
 
-/// Norm of each head where the model has one, then the rotation.
+/// Division and soft-cap of the logits, where the model has them.
+fn finish_logits(config: &ModelConfig, logits: &mut [f64]) {
+    let divisor = f64::from(config.features.logit_divisor);
+    logits.iter_mut().for_each(|logit| *logit /= divisor);
+    if let Some(cap) = config.features.logit_softcap.map(f64::from) {
+        logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+    }
+}
+
+/// Norm of each head where the model has one, then the rotation where the layer has one.
 fn shape_heads(
     values: &mut [f64],
     rows: &[Row],
     width: usize,
     norm: Option<&[f32]>,
     config: &ModelConfig,
-    frequencies: &[f64],
+    rotation: Option<&Rotation>,
 ) {
     let mut normed = vec![0.0; config.head_dim];
     for (row, values) in rows.iter().zip(values.chunks_exact_mut(width)) {
@@ -355,14 +379,17 @@ fn shape_heads(
                 rms_norm(head, weight, config.rms_norm_eps, &mut normed);
                 head.copy_from_slice(&normed);
             }
-            rotate(head, frequencies, config.rope.pairing, row.position);
+            if let Some(rotation) = rotation {
+                rotation.rotate(head, row.position);
+            }
         }
     }
 }
 
-/// Attention of every row over its own sequence up to its own position.
+/// Attention of every row over its own sequence up to its own position, as far back as the window reaches.
 fn attend_rows(
     config: &ModelConfig,
+    window: Option<u32>,
     caches: &[SequenceCache],
     index: usize,
     rows: &[Row],
@@ -371,13 +398,17 @@ fn attend_rows(
 ) -> Vec<f64> {
     let (width, dim) = (config.kv_width(), config.head_dim);
     let group = config.heads / config.kv_heads;
+    let (pairing, pairs) = (config.rope.pairing, config.rope.dims / 2);
+    let attention = HeadAttention { scale: config.attention_scale(), pairing, pairs };
     let mut attended = vec![0.0; q.len()];
     for_each_chunk(threads, &mut attended, config.q_width(), Vec::new, |row, out, scores| {
         let cache = &caches[rows[row].sequence.0 as usize].layers[index];
-        let positions = rows[row].position as usize + 1;
+        let end = rows[row].position as usize + 1;
+        let seen = window.map_or(0, |window| end.saturating_sub(window as usize))..end;
         let q = &q[row * config.q_width()..(row + 1) * config.q_width()];
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
-            attend(q, &cache.keys, &cache.values, width, head / group * dim, positions, scores, out);
+            let at = head / group * dim;
+            attend(attention, q, &cache.keys, &cache.values, width, at, seen.clone(), scores, out);
         }
     });
     attended
@@ -387,12 +418,18 @@ fn feed_forward(weights: &LayerWeights, residual: &[f64], config: &ModelConfig, 
     let normed = norm_rows(residual, &weights.post_attention_norm, config);
     let mut gate = weights.gate.multiply(threads, &normed, None);
     let up = weights.up.multiply(threads, &normed, None);
-    swiglu(&mut gate, &up);
+    gate_with(config.features.activation, &mut gate, &up);
     weights.down.multiply(threads, &gate, None)
 }
 
-fn add(residual: &mut [f64], change: &[f64]) {
-    residual.iter_mut().zip(change).for_each(|(residual, change)| *residual += change);
+/// Adds what a block gives to the residual stream: normed and scaled where the model has that.
+fn add(residual: &mut [f64], change: Vec<f64>, norm: Option<&[f32]>, config: &ModelConfig) {
+    let change = match norm {
+        Some(norm) => norm_rows(&change, norm, config),
+        None => change,
+    };
+    let scale = f64::from(config.features.residual_scale);
+    residual.iter_mut().zip(&change).for_each(|(residual, change)| *residual += change * scale);
 }
 
 #[cfg(test)]

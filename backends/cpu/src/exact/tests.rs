@@ -3,7 +3,7 @@
 use super::*;
 use npuhal_core::pipeline::Pipeline;
 use npuhal_core::stage::{Stepper, TokenId};
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{DecoderFeatures, Rope, RopePairing, RopeScaling};
 use npuhal_models::map::FileMap;
 use npuhal_models::source::{Format, LayerTensor};
 use npuhal_models::vocabulary::Vocabulary;
@@ -43,6 +43,7 @@ pub(crate) fn random_model(edit: impl FnOnce(&mut Spec)) -> (NamedTempFile, Mode
         qkv_bias: false,
         qk_norm: false,
         tied_head: true,
+        features: DecoderFeatures::default(),
     };
     let mut spec = Spec { config, rope_factors: false, without: None, poisoned: None };
     edit(&mut spec);

@@ -1,9 +1,9 @@
 //! The passes of a fast segment.
 
-use super::FastSegment;
+use super::{FastSegment, Plan};
 use crate::activations::{Activations, Forms, Precision};
 use crate::attention::{Attention, RowPages};
-use crate::elementwise::{Rotation, add};
+use crate::elementwise::add;
 use crate::gemm::{self, Panels};
 use crate::gemv;
 use crate::kv;
@@ -15,6 +15,7 @@ use crate::table::KernelTable;
 use npuhal_core::error::RunError;
 use npuhal_core::stage::{HiddenRows, Row, Tap, Yields};
 use npuhal_models::ModelConfig;
+use npuhal_models::config::Activation;
 
 /// Scratch of a forward pass; keeps its memory from call to call.
 #[derive(Debug, Default)]
@@ -29,8 +30,10 @@ pub(super) struct Work {
     attended: Scratch,
     gate: Scratch,
     up: Scratch,
-    /// Cosines and sines of each row's position.
+    /// Cosines and sines of each row's position, for one rotation after the other.
     angles: Scratch,
+    /// What a block gives, normed: rows × hidden size, where the model norms it.
+    output: Scratch,
     inputs: Activations,
     panels: Panels,
     attention: Attention,
@@ -38,8 +41,9 @@ pub(super) struct Work {
 
 impl Work {
     /// Makes room for `rows`; returns the residual stream to fill.
-    pub(super) fn begin(&mut self, config: &ModelConfig, rows: &[Row], rotation: &Rotation) -> &mut [f32] {
+    pub(super) fn begin(&mut self, config: &ModelConfig, rows: &[Row], plan: &Plan) -> &mut [f32] {
         let count = rows.len();
+        let (table_len, angles_len) = (plan.table_len(), plan.rotations.len() * plan.table_len());
         for (scratch, width) in [
             (&mut self.x, config.hidden_size),
             (&mut self.normed, config.hidden_size),
@@ -49,13 +53,16 @@ impl Work {
             (&mut self.attended, config.q_width()),
             (&mut self.gate, config.intermediate_size),
             (&mut self.up, config.intermediate_size),
-            (&mut self.angles, rotation.table_len()),
+            (&mut self.angles, angles_len),
+            (&mut self.output, if config.features.output_norms { config.hidden_size } else { 0 }),
         ] {
             scratch.reserve::<f32>(count * width);
         }
-        let angles = self.angles.get_mut::<f32>(count * rotation.table_len());
-        for (row, angles) in rows.iter().zip(angles.chunks_exact_mut(rotation.table_len().max(1))) {
-            rotation.angles(row.position, angles);
+        let angles = self.angles.get_mut::<f32>(count * angles_len);
+        for (row, angles) in rows.iter().zip(angles.chunks_exact_mut(angles_len.max(1))) {
+            for (rotation, angles) in plan.rotations.iter().zip(angles.chunks_exact_mut(table_len.max(1))) {
+                rotation.angles(row.position, angles);
+            }
         }
         self.x.get_mut(count * config.hidden_size)
     }
@@ -102,8 +109,12 @@ impl FastSegment {
         let x = work.x.get_mut::<f32>(count * width);
         let q = work.q.get_mut::<f32>(count * q_width);
         let mut views: Vec<RowPages<'_>> = Vec::with_capacity(count);
-        let view =
-            |row: &Row| RowPages { pages: self.cache.pages(index, row.sequence), position: row.position as usize };
+        let window = self.plan.layers[index].window;
+        let view = |row: &Row| {
+            let position = row.position as usize;
+            let first = (position + 1).saturating_sub(window);
+            RowPages { pages: self.cache.pages(index, row.sequence), position, first }
+        };
         if let Some(wanted) = wanted {
             keep_rows(x, width, wanted);
             keep_rows(q, q_width, wanted);
@@ -127,7 +138,10 @@ impl FastSegment {
         })?;
         let normed = work.normed.get_mut::<f32>(count * width);
         product(pool, table, [&weights.o], &work.inputs, [&mut *normed], &mut work.panels)?;
-        add_rows(pool, width, x, normed)?;
+        match &weights.attention_output_norm {
+            Some(norm) => add_normed(pool, table, config, norm, x, normed, &mut work.output)?,
+            None => add_rows(pool, width, config.features.residual_scale, x, normed)?,
+        }
 
         work.inputs.reset(count, width, precision, forms_of(count, precision, [&weights.gate, &weights.up]));
         norm_rows(pool, table, x, &weights.post_attention_norm, config.rms_norm_eps, normed, &mut work.inputs)?;
@@ -144,12 +158,19 @@ impl FastSegment {
             // SAFETY: each row is changed and filled once.
             unsafe {
                 let gate = gate.slice(row * inner, inner);
-                table.swiglu(gate, &up[row * inner..(row + 1) * inner]);
+                let up = &up[row * inner..(row + 1) * inner];
+                match config.features.activation {
+                    Activation::GeluTanh => table.geglu(gate, up),
+                    _ => table.swiglu(gate, up),
+                }
                 writer.row(table, row, gate);
             }
         })?;
         product(pool, table, [&weights.down], &work.inputs, [&mut *normed], &mut work.panels)?;
-        add_rows(pool, width, x, normed)?;
+        match &weights.feed_forward_output_norm {
+            Some(norm) => add_normed(pool, table, config, norm, x, normed, &mut work.output)?,
+            None => add_rows(pool, width, config.features.residual_scale, x, normed)?,
+        }
         Ok(())
     }
 
@@ -165,10 +186,10 @@ impl FastSegment {
         let q = Shared::new(work.q.get_mut::<f32>(count * q_width));
         let k = Shared::new(work.k.get_mut::<f32>(count * kv_width));
         let v = Shared::new(work.v.get_mut::<f32>(count * kv_width));
-        let table_len = self.rotation.table_len();
-        let angles = work.angles.get::<f32>(count * table_len);
-        let scale = 1.0 / (dim as f32).sqrt();
-        let rotation = &self.rotation;
+        let (table_len, angles_len) = (self.plan.table_len(), self.plan.rotations.len() * self.plan.table_len());
+        let angles = work.angles.get::<f32>(count * angles_len);
+        let scale = self.plan.query_scale;
+        let rotation = self.plan.layers[index].rotation.map(|which| (&self.plan.rotations[which], which * table_len));
         for_rows(&self.pool, count, &|row| {
             // SAFETY: row `row` of each, by one thread; rows are different positions of the cache.
             let (q, k, v) = unsafe {
@@ -180,19 +201,23 @@ impl FastSegment {
                 add(v, &biases.v);
             }
             let norms = weights.head_norms.as_ref();
-            let angles = &angles[row * table_len..(row + 1) * table_len];
+            let rotate = |head: &mut [f32]| {
+                if let Some((rotation, at)) = rotation {
+                    rotation.rotate(head, &angles[row * angles_len + at..][..table_len]);
+                }
+            };
             for head in q.chunks_exact_mut(dim) {
                 if let Some(norms) = norms {
                     norm_in_place(table, head, &norms.q, config.rms_norm_eps);
                 }
-                rotation.rotate(head, angles);
+                rotate(head);
                 head.iter_mut().for_each(|q| *q *= scale);
             }
             for head in k.chunks_exact_mut(dim) {
                 if let Some(norms) = norms {
                     norm_in_place(table, head, &norms.k, config.rms_norm_eps);
                 }
-                rotation.rotate(head, angles);
+                rotate(head);
             }
             // SAFETY: `admit` has made the page that holds this row's position.
             unsafe { kv::write(pages[row], shape, rows[row].position as usize, k, v) };
@@ -241,6 +266,9 @@ impl FastSegment {
             }
             Some(_) => {}
             None => hidden.as_mut_slice().copy_from_slice(normed),
+        }
+        if self.span.has_head() {
+            finish_logits(config, hidden.as_mut_slice());
         }
         for (at, &index) in wanted.iter().enumerate() {
             if let Some(sink) = &mut self.sink {
@@ -322,14 +350,55 @@ fn norm_rows(
     })
 }
 
-/// `x += y`, row by row.
+/// Division and soft-cap of the logits, where the model has them.
+fn finish_logits(config: &ModelConfig, logits: &mut [f32]) {
+    let divisor = config.features.logit_divisor;
+    if divisor != 1.0 {
+        logits.iter_mut().for_each(|logit| *logit /= divisor);
+    }
+    if let Some(cap) = config.features.logit_softcap {
+        // In f64, whose tanh is that of the C library on every instruction set.
+        let cap = f64::from(cap);
+        logits.iter_mut().for_each(|logit| *logit = (cap * (f64::from(*logit) / cap).tanh()) as f32);
+    }
+}
+
+/// `x += scale · rms_norm(y)`, row by row.
 #[allow(unsafe_code, reason = "threads write disjoint rows")]
-fn add_rows(pool: &Pool, width: usize, x: &mut [f32], y: &[f32]) -> Result<(), JobPanicked> {
+fn add_normed(
+    pool: &Pool,
+    table: &KernelTable,
+    config: &ModelConfig,
+    norm: &[f32],
+    x: &mut [f32],
+    y: &[f32],
+    output: &mut Scratch,
+) -> Result<(), JobPanicked> {
+    let (width, eps) = (norm.len(), config.rms_norm_eps);
+    let output = output.get_mut::<f32>(x.len());
+    let normed = Shared::new(&mut *output);
+    for_rows(pool, x.len() / width, &|row| {
+        // SAFETY: each row is written once.
+        let normed = unsafe { normed.slice(row * width, width) };
+        table.rms_norm(&y[row * width..(row + 1) * width], norm, eps, normed);
+    })?;
+    add_rows(pool, width, config.features.residual_scale, x, output)
+}
+
+/// `x += scale · y`, row by row.
+#[allow(unsafe_code, reason = "threads write disjoint rows")]
+fn add_rows(pool: &Pool, width: usize, scale: f32, x: &mut [f32], y: &[f32]) -> Result<(), JobPanicked> {
     let rows = x.len() / width;
     let x = Shared::new(x);
     for_rows(pool, rows, &|row| {
         // SAFETY: each row is written once.
-        add(unsafe { x.slice(row * width, width) }, &y[row * width..(row + 1) * width]);
+        let x = unsafe { x.slice(row * width, width) };
+        let y = &y[row * width..(row + 1) * width];
+        if scale == 1.0 {
+            add(x, y);
+        } else {
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += y * scale);
+        }
     })
 }
 

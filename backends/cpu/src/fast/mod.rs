@@ -15,6 +15,7 @@ use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
+use npuhal_models::config::LayerRope;
 use npuhal_models::{ModelConfig, ModelSource};
 use npuhal_registry::SegmentSpan;
 use std::ops::Range;
@@ -54,11 +55,54 @@ pub struct FastSegment {
     options: CpuOptions,
     pool: Arc<Pool>,
     weights: Weights,
-    rotation: Rotation,
+    plan: Plan,
     cache: KvCache,
     work: Work,
     taps: Vec<Tap>,
     sink: Option<Box<dyn TapSink>>,
+}
+
+/// What is the same for every call, and how each layer attends: resolved at load.
+struct Plan {
+    /// Of the layers by the model's rotation, and of those by its local one, if there are any.
+    rotations: Vec<Rotation>,
+    layers: Vec<LayerPlan>,
+    /// Factor on queries.
+    query_scale: f32,
+}
+
+/// How a layer attends.
+#[derive(Clone, Copy)]
+struct LayerPlan {
+    /// Index into [`Plan::rotations`]; `None` is no rotation.
+    rotation: Option<usize>,
+    /// Positions seen, the row's own included.
+    window: usize,
+}
+
+impl Plan {
+    fn new(model: &ModelSource, layers: &Range<usize>, positions: usize) -> Self {
+        let config = model.config();
+        let mut rotations = vec![Rotation::new(&config.rope, model.rope_inverse_frequencies(positions))];
+        let local = config.features.local_rope.as_ref();
+        rotations.extend(local.map(|rope| Rotation::new(rope, rope.inverse_frequencies(&[], positions))));
+        let layer = |layer| {
+            let attention = config.features.layer(layer);
+            let rotation = match attention.rope {
+                LayerRope::Global => Some(0),
+                LayerRope::Local => Some(1),
+                _ => None,
+            };
+            LayerPlan { rotation, window: attention.window.map_or(usize::MAX, |window| window as usize) }
+        };
+        let query_scale = config.features.attention_scale.unwrap_or_else(|| 1.0 / (config.head_dim as f32).sqrt());
+        Self { rotations, layers: layers.clone().map(layer).collect(), query_scale }
+    }
+
+    /// Elements of a row's cosines and sines for one rotation. All rotations turn the same elements.
+    fn table_len(&self) -> usize {
+        self.rotations[0].table_len()
+    }
 }
 
 impl FastSegment {
@@ -86,7 +130,7 @@ impl FastSegment {
         let weights = Weights::load(model, &span, &pool)?;
         let shape = KvShape { kv_heads: config.kv_heads, head_dim: config.head_dim };
         Ok(Self {
-            rotation: Rotation::new(&config.rope, model.rope_inverse_frequencies()),
+            plan: Plan::new(model, &span.layers, options.positions as usize),
             cache: KvCache::new(shape, span.layers.len(), options.positions as usize, options.sequences as usize),
             taps: taps_of(&span),
             work: Work::default(),
@@ -138,7 +182,8 @@ impl FastSegment {
     /// Fills the residual stream.
     fn start(&mut self, rows: &[Row], hidden: &HiddenRows) -> Result<(), RunError> {
         let width = self.config.hidden_size;
-        let x = self.work.begin(&self.config, rows, &self.rotation);
+        let x = self.work.begin(&self.config, rows, &self.plan);
+        let scale = self.config.features.embedding_scale;
         let Some(embedding) = &self.weights.embedding else {
             x.copy_from_slice(hidden.as_slice());
             return Ok(());
@@ -149,6 +194,9 @@ impl FastSegment {
                 Embedding::Mapped(tensor) => tensor
                     .dequantize_row(row.token as usize, x)
                     .map_err(|error| RunError::BadRows { reason: error.to_string() })?,
+            }
+            if scale != 1.0 {
+                x.iter_mut().for_each(|x| *x *= scale);
             }
         }
         Ok(())

@@ -17,10 +17,12 @@ pub(super) struct LayerWeights {
     pub(super) biases: Option<Biases>,
     pub(super) head_norms: Option<HeadNorms>,
     pub(super) o: PackedMatrix,
+    pub(super) attention_output_norm: Option<Vec<f32>>,
     pub(super) post_attention_norm: Vec<f32>,
     pub(super) gate: PackedMatrix,
     pub(super) up: PackedMatrix,
     pub(super) down: PackedMatrix,
+    pub(super) feed_forward_output_norm: Option<Vec<f32>>,
 }
 
 /// Biases of the query, key and value projections.
@@ -114,6 +116,8 @@ impl Weights {
 struct Norms {
     input: Vec<f32>,
     post_attention: Vec<f32>,
+    attention_output: Option<Vec<f32>>,
+    feed_forward_output: Option<Vec<f32>>,
     biases: Option<Biases>,
     heads: Option<HeadNorms>,
 }
@@ -139,7 +143,10 @@ impl Norms {
         } else {
             None
         };
+        let output = |kind| config.features.output_norms.then(|| read(kind, config.hidden_size)).transpose();
         Ok(Self {
+            attention_output: output(LayerTensor::AttentionOutputNorm)?,
+            feed_forward_output: output(LayerTensor::FeedForwardOutputNorm)?,
             input: read(LayerTensor::InputNorm, config.hidden_size)?,
             post_attention: read(LayerTensor::PostAttentionNorm, config.hidden_size)?,
             biases,
@@ -158,6 +165,8 @@ impl Norms {
             biases: self.biases,
             head_norms: self.heads,
             o,
+            attention_output_norm: self.attention_output,
+            feed_forward_output_norm: self.feed_forward_output,
             post_attention_norm: self.post_attention,
             gate,
             up,
@@ -182,10 +191,8 @@ fn matrix(model: &ModelSource, role: TensorRole, rows: usize, cols: usize) -> Re
 }
 
 fn vector(model: &ModelSource, role: TensorRole, len: usize) -> Result<Vec<f32>, CpuError> {
-    let tensor = checked(model.require(role)?, 1, len)?;
-    let mut out = vec![0.0; len];
-    tensor.dequantize_row(0, &mut out)?;
-    Ok(out)
+    checked(model.require(role)?, 1, len)?;
+    Ok(model.vector(role, len)?)
 }
 
 fn checked(tensor: &Tensor, rows: usize, cols: usize) -> Result<&Tensor, CpuError> {

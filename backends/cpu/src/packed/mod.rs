@@ -17,10 +17,13 @@
 //! | Q6_K | 1680 for 256 | d f16 × 8; scales i8 \[16 sub-blocks\]\[8 rows\]; 16 × 3 planes |
 //! | F32, F16, BF16 | 32, 16, 16 for 1 | the element of each of the 8 rows |
 //!
-//! Every type is stored exactly: codes and scales are those of the file.
+//! Every type is stored exactly: codes and scales are those of the file. Rare types are stored as one of these ([`stored_as`]).
 
 pub mod decode;
+mod rare;
 mod repack;
+
+pub use rare::stored_as;
 
 use crate::error::CpuError;
 use crate::memory::{Arena, ArenaWriter};
@@ -76,7 +79,7 @@ impl PackedMatrix {
         Ok(packer.pack(pool)?.swap_remove(0))
     }
 
-    /// Storage type.
+    /// Storage type in memory; see [`stored_as`].
     #[must_use]
     pub fn weight_type(&self) -> WeightType {
         self.weight_type
@@ -159,7 +162,7 @@ impl Packer {
     /// # Errors
     /// [`CpuError::Shape`] for a tensor without elements.
     pub fn add(&mut self, tensor: &Tensor) -> Result<usize, CpuError> {
-        let group_bytes = group_bytes(tensor.weight_type(), tensor.cols());
+        let group_bytes = group_bytes(stored_as(tensor.weight_type()), tensor.cols());
         if group_bytes == 0 || tensor.rows() == 0 {
             return Err(CpuError::Shape {
                 tensor: tensor.name().to_owned(),
@@ -216,7 +219,7 @@ impl Packer {
         .map_err(|_| CpuError::Panicked { during: "weights were packed" })?;
         let arena = Arc::new(arena);
         let matrix = |entry: &Entry| PackedMatrix {
-            weight_type: entry.tensor.weight_type(),
+            weight_type: stored_as(entry.tensor.weight_type()),
             rows: entry.tensor.rows(),
             cols: entry.tensor.cols(),
             group_bytes: entry.group_bytes,

@@ -3,6 +3,7 @@
 //! Works on words of four codes: word `j` of a block row holds the codes of step `j`.
 
 use super::GROUP_ROWS;
+use super::rare::{self, stored_as};
 use npuhal_models::{Tensor, WeightType};
 
 const LOW_NIBBLES: u32 = 0x0F0F_0F0F;
@@ -14,8 +15,16 @@ pub(super) fn group(tensor: &Tensor, index: usize, out: &mut [u8]) {
     if tensor.rows() - first < GROUP_ROWS {
         out.fill(0);
     }
+    let stored = stored_as(weight_type);
+    let mut converted = Vec::new();
     for lane in 0..GROUP_ROWS.min(tensor.rows() - first) {
-        row(weight_type, tensor.row(first + lane), lane, out);
+        let mut src = tensor.row(first + lane);
+        if stored != weight_type {
+            converted.clear();
+            rare::convert(weight_type, src, &mut converted);
+            src = &converted;
+        }
+        row(stored, src, lane, out);
     }
 }
 

@@ -112,6 +112,9 @@ pub fn check_config(config: &ModelConfig, lane: Lane) -> Result<(), TwinError> {
     if config.rope.scaling != RopeScaling::None {
         return refuse("rope.scaling", format!("{:?}", config.rope.scaling), "the lane has none");
     }
+    if let Some(extra) = config.features.first_extra() {
+        return refuse("features", extra, "the lane computes the plain decoder");
+    }
     if config.qk_norm {
         return refuse("qk_norm", "on".to_owned(), "the lane does not norm query and key heads");
     }

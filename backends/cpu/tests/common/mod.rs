@@ -62,6 +62,9 @@ fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
         WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => &[0],
         WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
         WeightType::Q6K => &[208],
+        WeightType::Q2K => &[80, 82],
+        WeightType::Q3K => &[108],
+        WeightType::Iq4Nl | WeightType::Iq4Xs => &[0],
         _ => &[],
     }
 }
@@ -83,6 +86,14 @@ pub fn matrix_bytes(weight_type: WeightType, rows: usize, cols: usize, kind: Wei
             WeightType::F32 => block.copy_from_slice(&plain(kind, random).to_le_bytes()),
             WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(plain(kind, random)).to_le_bytes()),
             WeightType::Bf16 => block.copy_from_slice(&half::bf16::from_f32(plain(kind, random)).to_le_bytes()),
+            WeightType::Mxfp4 => {
+                block[0] = match kind {
+                    Weights::Random => 120 + random.below(3) as u8,
+                    Weights::Denormal => 1,
+                    Weights::ZeroScales => 0,
+                    _ => 140,
+                }
+            }
             _ => {
                 let d = random.unit() * largest_scale(weight_type);
                 for (index, &at) in scale_offsets(weight_type).iter().enumerate() {
@@ -109,7 +120,9 @@ fn largest_scale(weight_type: WeightType) -> f32 {
     0.15 / match weight_type {
         WeightType::Q4_0 | WeightType::Q4_1 => 8.0,
         WeightType::Q5_0 | WeightType::Q5_1 => 16.0,
-        WeightType::Q8_0 => 127.0,
+        WeightType::Q8_0 | WeightType::Iq4Nl => 127.0,
+        WeightType::Q2K => 15.0 * 3.0,
+        WeightType::Q3K => 32.0 * 4.0,
         WeightType::Q4K => 63.0 * 8.0,
         WeightType::Q5K => 63.0 * 16.0,
         _ => 127.0 * 32.0,
@@ -120,6 +133,7 @@ fn largest_scale(weight_type: WeightType) -> f32 {
 fn middle(weight_type: WeightType) -> f32 {
     match weight_type {
         WeightType::Q4_1 => -7.5,
+        WeightType::Q2K => 1.5,
         WeightType::Q5_1 => -15.5,
         WeightType::Q4K => 7.5,
         _ => 15.5,

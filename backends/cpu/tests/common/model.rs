@@ -1,7 +1,7 @@
 //! Small random models, and an independent scalar forward pass in f64.
 
 use super::{Random, Weights, matrix_bytes};
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{DecoderFeatures, Rope, RopePairing, RopeScaling};
 use npuhal_models::map::FileMap;
 use npuhal_models::source::{Format, LayerTensor, ModelSource, TensorRole};
 use npuhal_models::vocabulary::Vocabulary;
@@ -34,6 +34,7 @@ pub fn config(model_type: &str) -> ModelConfig {
         qkv_bias,
         qk_norm,
         tied_head: model_type == "llama",
+        features: DecoderFeatures::default(),
     }
 }
 
@@ -111,7 +112,7 @@ pub fn exact_logits(model: &ModelSource, tokens: &[u32]) -> Vec<Vec<f64>> {
     let embedding = weights(TensorRole::TokenEmbedding);
     let head = if config.tied_head { embedding.clone() } else { weights(TensorRole::Head) };
     let final_norm = weights(TensorRole::FinalNorm);
-    let frequencies = model.rope_inverse_frequencies();
+    let frequencies = model.rope_inverse_frequencies(config.context_length);
     let dim = config.head_dim;
     let mut caches = vec![Cache::default(); config.layers];
     let mut logits = Vec::new();

@@ -6,7 +6,7 @@ use npuhal_amdxdna::format::registers::{Direction, QueuePush, Register, ShimBd, 
 use npuhal_amdxdna::format::reloc::{PARTIAL_ARGUMENT_BASE, assemble};
 use npuhal_amdxdna::format::txn::{Builder, DEV_GEN_AIE2P, Header, Stream, Version};
 use npuhal_models::ModelConfig;
-use npuhal_models::config::{Rope, RopePairing, RopeScaling};
+use npuhal_models::config::{DecoderFeatures, Rope, RopePairing, RopeScaling};
 use npuhal_xdna2::dimensions::Dimensions;
 use npuhal_xdna2::kernels::KernelFiles;
 use npuhal_xdna2::md5::md5;
@@ -30,6 +30,7 @@ pub(crate) fn small_config() -> ModelConfig {
         qkv_bias: false,
         qk_norm: true,
         tied_head: true,
+        features: DecoderFeatures::default(),
     }
 }
 

@@ -92,6 +92,11 @@ impl LoadedRoute {
     }
 
     fn ask(&self, model: &ModelSource, devices: &[DeviceCard], options: &Options) -> Result<Fitness, String> {
+        // An add-on that cannot be told would compute something else.
+        if let Some(extra) = model.config().first_extra() {
+            let reason = format!("the model has {extra}, which the interface of loaded add-ons cannot express");
+            return Ok(Fitness::Declines(Decline::Unavailable(Reason(reason))));
+        }
         let lent = Lent::new(model, devices, options).ok_or(NOT_UTF8)?;
         let (mut reason, mut detail, mut service) =
             (Collector::default(), Collector::default(), abi::Service::default());
