@@ -40,7 +40,8 @@ fn a_package_gets_its_kit() {
     let folder = TempDir::new().unwrap();
     let package = package(folder.path(), 576, "xdna1-smollm2-w8a16-v1");
     let text = said(&kit(&package, &[]), 0);
-    assert!(text.contains("6 designs of the virtual NPU for 30 layers of llama"), "{text}");
+    assert!(text.contains("smollm-engine, smollm-chunk-2, smollm-chunk-1, "), "{text}");
+    assert!(text.contains("of the virtual NPU for 30 layers of llama"), "{text}");
     let npu = package.join("npu");
     let manifest = self::manifest(&npu);
     for kernel in manifest["kernels"].as_array().unwrap() {
@@ -55,8 +56,7 @@ fn a_package_gets_its_kit() {
     said(&kit(&package, &[]), 0);
 
     let out = folder.path().join("other");
-    let text = said(&kit(&package, &["--design", "smollm-engine", "--out", out.to_str().unwrap()]), 0);
-    assert!(text.contains("1 designs"), "{text}");
+    said(&kit(&package, &["--design", "smollm-engine", "--out", out.to_str().unwrap()]), 0);
     let kernels = self::manifest(&out)["kernels"].clone();
     assert_eq!((kernels.as_array().unwrap().len(), &kernels[0]["layers"]), (1, &json!(30)));
 }

@@ -56,10 +56,11 @@ pub(crate) fn xdna1(host: &Host, args: &Xdna1Args) -> Result<(), CliError> {
         write(&path, contents).map_err(|error| failed("write", &path, &error))?;
     }
     File::open(&folder).and_then(|folder| folder.sync_all()).map_err(|error| failed("flush", &folder, &error))?;
+    let names: Vec<&str> = kit.files.iter().filter_map(|(name, _)| name.strip_suffix(".xclbin")).collect();
     host.voice.note(format_args!(
-        "{}: {} designs of the virtual NPU for {} layers of {} (hidden size {}); they do nothing on hardware",
+        "{}: {} of the virtual NPU for {} layers of {} (hidden size {}); they do nothing on hardware",
         folder.display(),
-        (kit.files.len() - 1) / 2,
+        names.join(", "),
         model.layers,
         metadata.family.name(),
         model.hidden,
