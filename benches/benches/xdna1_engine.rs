@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Random, matrix, read, thread_counts};
+use common::{Random, matrix, thread_counts};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use npuhal_amdxdna::NpuDevice;
 use npuhal_core::card::DeviceCard;
@@ -16,9 +16,10 @@ use npuhal_core::device::{
 };
 use npuhal_core::error::{DeviceError, RunError};
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Want};
-use npuhal_cpu::activations::Activations;
+use npuhal_cpu::activations::{Activations, Precision};
 use npuhal_cpu::features::Features;
 use npuhal_cpu::gemv;
+use npuhal_cpu::limits;
 use npuhal_cpu::pool::Pool;
 use npuhal_models::WeightType;
 use npuhal_models::package::{Family, OpenOptions, Package};
@@ -173,7 +174,7 @@ fn head(criterion: &mut Criterion) {
         let mut random = Random(1);
         let x: Vec<f32> = (0..576).map(|_| random.unit()).collect();
         let mut input = Activations::new();
-        input.reset(1, 576, gemv::forms(WeightType::Bf16));
+        input.reset(1, 576, Precision::Bits15, gemv::forms(WeightType::Bf16, Precision::Bits15));
         input.fill(table, &x);
         let mut out = vec![0.0; 49_152];
         let mut group = criterion.benchmark_group(format!("xdna1 head/{threads}T"));
@@ -182,7 +183,7 @@ fn head(criterion: &mut Criterion) {
             bencher.iter(|| gemv::run(&pool, table, [&matrix], &input, [black_box(&mut out)]));
         });
         group.bench_function(BenchmarkId::from_parameter("read only"), |bencher| {
-            bencher.iter(|| black_box(read(&pool, matrix.bytes())));
+            bencher.iter(|| black_box(limits::read(&pool, matrix.bytes())));
         });
         group.finish();
     }

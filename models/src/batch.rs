@@ -39,7 +39,7 @@ pub enum BatchEvent {
     /// A piece of the answer.
     Piece(Piece),
     /// The answer is complete.
-    Ended(Generation),
+    Ended(Box<Generation>),
     /// The request was cancelled, its deadline passed, or it could not be computed. Pieces given out before stand.
     Failed(GenerateError),
 }
@@ -305,7 +305,7 @@ impl<'t> Batch<'t> {
             self.last_use[sequence.id().0 as usize] = clock;
             let event = match state {
                 State::Failed(error) => BatchEvent::Failed(error.into()),
-                State::Running | State::Stopped => BatchEvent::Ended(Generation::of(&sequence)),
+                State::Running | State::Stopped => BatchEvent::Ended(Box::new(Generation::of(&sequence))),
             };
             let _ = on_event(id, event);
         }

@@ -325,7 +325,7 @@ fn total_weight(candidates: &[Candidate]) -> f64 {
 }
 
 /// 63 random bits, from the keys that the standard library draws for its hash maps.
-pub(crate) fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 1
 }
 

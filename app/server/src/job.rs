@@ -15,7 +15,7 @@ pub type JobId = u64;
 #[serde(rename_all = "snake_case")]
 pub enum JobInput {
     /// A conversation, rendered by the model's template.
-    Chat(ChatInput),
+    Chat(Box<ChatInput>),
     /// A text to be continued.
     Text(String),
 }

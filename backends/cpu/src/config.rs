@@ -57,7 +57,7 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
     let ropes = std::iter::once(&config.rope).chain(local);
     for rope in ropes {
         let turns = rope.inverse_frequencies(&[], config.context_length);
-        if !turns.iter().all(|turn| turn.is_finite()) || !(rope.magnitude().is_finite() && rope.magnitude() > 0.0) {
+        if !(turns.iter().all(|turn| turn.is_finite()) && rope.magnitude().is_finite() && rope.magnitude() > 0.0) {
             return refuse("rope.scaling", format!("{:?}", rope.scaling), "wanted frequencies that are finite numbers");
         }
         if (rope.dims, rope.pairing) != (config.rope.dims, config.rope.pairing) {

@@ -50,7 +50,7 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 pub fn geglu(gate: &mut [f32], up: &[f32]) {
     /// 2 · √(2/π): half of `1 + tanh(u)` is `1 / (1 + exp(-2u))`.
-    const TWICE_ROOT: f32 = 1.595_769_1;
+    const TWICE_ROOT: f32 = 1.595_769;
     for (gate, up) in gate.iter_mut().zip(up) {
         let x = *gate;
         let u = TWICE_ROOT * (x + 0.044_715 * x * x * x);

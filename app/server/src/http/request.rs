@@ -54,7 +54,7 @@ pub(crate) fn parse(surface: Surface, bytes: &[u8], max_chars: usize) -> Result<
         Some(_) => return Err(ApiError::invalid("model", "model must be a non-empty string")),
     };
     let (input, echo) = match surface {
-        Surface::Chat => (JobInput::Chat(chat_input(&body, max_chars)?), None),
+        Surface::Chat => (JobInput::Chat(Box::new(chat_input(&body, max_chars)?)), None),
         Surface::Text => {
             let prompt = prompt(&body, max_chars)?;
             let echo = boolean(&body, "echo")?.unwrap_or(false).then(|| prompt.clone());

@@ -128,7 +128,7 @@ impl Desk<'_> {
             BatchEvent::Prefill { done, total } => self.send(id, JobEvent::Prefill { done, total }),
             BatchEvent::Piece(piece) => self.send(id, piece_event(choice, piece)),
             BatchEvent::Ended(generation) => {
-                self.send(id, ended_event(choice, generation))?;
+                self.send(id, ended_event(choice, *generation))?;
                 match open.get_mut(&id) {
                     Some(job) if job.choices > 1 => {
                         job.choices -= 1;

@@ -57,7 +57,7 @@ fn try_stepper(
             BatchEvent::Piece(Piece { logprobs, .. }) => {
                 not_finite += logprobs.iter().filter(|entry| !entry.chosen.logprob.is_finite()).count();
             }
-            BatchEvent::Ended(generation) => end = Ok(Some(generation)),
+            BatchEvent::Ended(generation) => end = Ok(Some(*generation)),
             BatchEvent::Failed(error) => end = Err(error.to_string()),
             _ => {}
         }
