@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::command::eval::{EvalArgs, ReportFormat};
+use crate::command::eval::EvalArgs;
 use crate::graph::Design;
 use clap::builder::TypedValueParser as _;
 use clap::{Args, Parser, Subcommand, ValueHint};

@@ -1,8 +1,8 @@
 //! `npuhal inspect`: what a model file or directory holds, without loading it.
 
 use crate::Host;
-use crate::args::InspectArgs;
-use crate::command::eval::{ReportFormat, write};
+use crate::args::{InspectArgs, ReportFormat};
+use crate::command::eval::write;
 use crate::command::inspect_package::inspect_package;
 use crate::command::routes::outcome;
 use crate::error::CliError;

@@ -6,7 +6,6 @@
 use crate::Host;
 use crate::args::InspectArgs;
 use crate::error::CliError;
-use crate::terminal::say;
 use npuhal_models::package::{CONTEXT_POSITIONS, HEAD_DIM, METADATA_FILE};
 use npuhal_xdna1::kit::{KIT_FOLDER, Kit, KitError};
 use serde_json::{Map, Value, json};

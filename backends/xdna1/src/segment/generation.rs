@@ -18,10 +18,13 @@ pub(super) struct Generation {
     _contexts: Vec<OpenContext>,
 }
 
+/// A kernel under its instruction stream.
+type LoadedKernel = (Arc<[u8]>, Box<dyn Kernel>);
+
 struct OpenContext {
     xclbin_sha256: String,
     /// Loaded kernels by their instruction streams.
-    kernels: Vec<(Arc<[u8]>, Box<dyn Kernel>)>,
+    kernels: Vec<LoadedKernel>,
     context: Box<dyn Context>,
 }
 

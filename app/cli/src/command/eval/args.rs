@@ -1,20 +1,10 @@
 //! Flags of `npuhal eval`.
 
+use crate::args::ReportFormat;
 use crate::args::SessionArgs;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
-
-/// Form of a report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ReportFormat {
-    /// For people
-    Text,
-    /// For programs
-    Json,
-    /// For documents
-    Markdown,
-}
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -1,7 +1,8 @@
 //! `npuhal eval --perplexity`: every token of a text scored by several numerics of several models.
 
-use super::{DEFAULT_MODEL, EvalArgs, ReportFormat, verdict, write};
+use super::{DEFAULT_MODEL, EvalArgs, verdict, write};
 use crate::Host;
+use crate::args::ReportFormat;
 use crate::args::{ModelArgs, SessionArgs};
 use crate::error::CliError;
 use crate::session::{Plan, prepare};
@@ -86,7 +87,7 @@ fn of_model(host: &Host, args: &EvalArgs, model: &OsStr, text: &str) -> Result<V
             context: Some(args.session.context.unwrap_or(0).max(args.window)),
             ..args.session.clone()
         };
-        let prepared = prepare(host, &ModelArgs { model: (*model).to_owned(), session })?;
+        let prepared = prepare(host, &ModelArgs { model: (*model).to_owned(), session, verify: false })?;
         let tokenizer = prepared.tokenizer(host)?;
         let plan = prepared.choose_for(host, args.window as usize, 0)?;
         let mut ids = tokenizer.encode(text, Specials::Plain)?;
