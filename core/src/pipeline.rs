@@ -2,8 +2,8 @@
 
 use crate::error::RunError;
 use crate::stage::{
-    Control, HiddenRows, Placement, Row, Segment, SegmentCapacity, SequenceId, SharedTapSink, Stepper, Takes, Tap,
-    TapSink, Want, Yields,
+    Control, HiddenRows, PhaseTime, Placement, Row, Segment, SegmentCapacity, SequenceId, SharedTapSink, Stepper,
+    Takes, Tap, TapSink, Want, Yields,
 };
 use thiserror::Error;
 
@@ -194,6 +194,10 @@ impl Stepper for Pipeline {
             done += chunk.len();
         }
         Ok(())
+    }
+
+    fn phases(&self) -> Vec<PhaseTime> {
+        self.segments.iter().flat_map(|segment| segment.phases()).collect()
     }
 
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Id of a token in the model's vocabulary.
 pub type TokenId = u32;
@@ -269,6 +269,17 @@ impl<S: TapSink + ?Sized> TapSink for Arc<Mutex<S>> {
     }
 }
 
+/// Time spent in a named part of the work since the generation began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PhaseTime {
+    /// Name, e.g. `npu_engine`.
+    pub name: &'static str,
+    /// Time in all.
+    pub elapsed: Duration,
+    /// How often.
+    pub count: u32,
+}
+
 /// Consecutive layers on one device. Owns its packed weights and its KV cache.
 ///
 /// For fixed numerics and instruction set the result of a row is bit-identical whatever the batch size, chunk border,
@@ -324,6 +335,11 @@ pub trait Segment: Send {
 
     /// Sets or removes the observer.
     fn observe(&mut self, sink: Option<Box<dyn TapSink>>);
+
+    /// Where the time went since [`Segment::begin`]; empty where nobody measures.
+    fn phases(&self) -> Vec<PhaseTime> {
+        Vec::new()
+    }
 }
 
 /// Where a range of layers runs.
@@ -381,6 +397,11 @@ pub trait Stepper: Send {
     /// Sets or removes the observer. Does nothing where there are no taps.
     fn observe(&mut self, sink: Option<SharedTapSink>) {
         drop(sink);
+    }
+
+    /// Where the time went since [`Stepper::begin`], stage by stage; empty where nobody measures.
+    fn phases(&self) -> Vec<PhaseTime> {
+        Vec::new()
     }
 }
 

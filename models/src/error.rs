@@ -1,5 +1,6 @@
 //! Errors of model files.
 
+use crate::package::PackageError;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -45,4 +46,16 @@ pub enum ModelError {
         /// What to do; may be empty.
         remedy: String,
     },
+    /// An xdna1 package that cannot be used.
+    #[error(transparent)]
+    Package(Box<PackageError>),
+}
+
+impl From<PackageError> for ModelError {
+    fn from(error: PackageError) -> Self {
+        match error {
+            PackageError::Model(error) => error,
+            other => Self::Package(Box::new(other)),
+        }
+    }
 }

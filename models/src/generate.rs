@@ -9,7 +9,8 @@ use crate::sequence::{GenerationRequest, Piece, RequestError, Sequence, Sequence
 use crate::stats::{FinishReason, GenerationStats};
 use npuhal_core::RunError;
 use npuhal_core::stage::{
-    Control, Generator, GeneratorRequest, HiddenRows, Placement, Row, SequenceId, Session, Stepper, TokenId, Want,
+    Control, Generator, GeneratorRequest, HiddenRows, PhaseTime, Placement, Row, SequenceId, Session, Stepper, TokenId,
+    Want,
 };
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -79,6 +80,15 @@ impl TextGenerator {
         match self {
             Self::Stepper(stepper) => stepper.stepper.capacity().positions as usize,
             Self::Generator(generator) => generator.max_context() as usize,
+        }
+    }
+
+    /// Where the time of the last generation went; empty where nobody measures.
+    #[must_use]
+    pub fn phases(&self) -> Vec<PhaseTime> {
+        match self {
+            Self::Stepper(stepper) => stepper.stepper.phases(),
+            Self::Generator(_) => Vec::new(),
         }
     }
 

@@ -4,9 +4,11 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
 use crate::hub_text::HubTextFiles;
+use crate::package::{self, OpenOptions, Package};
 use crate::q4nx::{TiledTensor, directory};
 use crate::tensor::Tensor;
 use crate::vocabulary::Vocabulary;
+use npuhal_core::stage::Control;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -86,19 +88,31 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// Opens the model at `path`: a GGUF file or a Q4NX directory.
+    /// Opens the model at `path`: a GGUF file, a Q4NX directory or an xdna1 package. A package's files are hashed where they
+    /// have changed since they were verified; [`ModelSource::open_with`] shows how far that is.
     ///
     /// # Errors
     /// [`ModelError`]: what cannot be read, is damaged, incomplete, or declares something that is not implemented.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::open_with(path, OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () })
+    }
+
+    /// As [`ModelSource::open`]; `options` are for packages.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open`].
+    pub fn open_with(path: &Path, options: OpenOptions<'_>) -> Result<Self, ModelError> {
         if path.join(directory::MODEL_FILE).is_file() {
             return directory::open(path);
+        }
+        if package::is_package(path) {
+            return Package::open(path, options)?.text_model();
         }
         if path.is_dir() {
             return Err(ModelError::Unsupported {
                 path: path.to_owned(),
                 feature: "a directory as a model".to_owned(),
-                supported: format!("a GGUF file, a Q4NX directory{}", gguf_files_in(path)),
+                supported: format!("a GGUF file, a Q4NX directory, an xdna1 package{}", gguf_files_in(path)),
             });
         }
         GgufFile::open(path)?.model()

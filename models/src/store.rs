@@ -5,6 +5,7 @@
 //! temporary files of running downloads. An unfinished download is `<file>.part`.
 
 use crate::catalogue::{Catalogue, Digest, Entry};
+use crate::package;
 use crate::pull::lock::Lock;
 use crate::q4nx;
 use npuhal_core::error::RunError;
@@ -82,7 +83,7 @@ pub enum Located<'c> {
     Catalogued(&'c Entry),
     /// To a file.
     File(PathBuf),
-    /// To a Q4NX directory.
+    /// To a Q4NX directory or an xdna1 package.
     Directory(PathBuf),
 }
 
@@ -115,6 +116,17 @@ pub enum StoreError {
         known: Vec<String>,
         /// The name that is nearest.
         nearest: Option<String>,
+    },
+    /// Several packages have this id.
+    #[error(
+        "several packages have the id `{spec}`: {}; give the path of one, or remove the others",
+        paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    Ambiguous {
+        /// The id.
+        spec: String,
+        /// The packages.
+        paths: Vec<PathBuf>,
     },
     /// No file at this path.
     #[error("{}: no such file; give the path of a GGUF file or the name of a model: {}", path.display(), known.join(", "))]
@@ -328,11 +340,12 @@ impl Store {
         freed.ok_or(StoreError::NotStored { name, folder: self.folder.clone() })
     }
 
-    /// Where `spec` leads: a catalogue name or alias, the path of a file or of a Q4NX directory, or the name of a GGUF file in the
-    /// folder (with or without its extension), in this order. `./name` is always a path, as is a name that is no UTF-8.
+    /// Where `spec` leads: a catalogue name or alias, the path of a file, of a Q4NX directory or of an xdna1 package, the name of
+    /// a GGUF file in the folder (with or without its extension), or the id or directory name of an xdna1 package in the
+    /// folder, in this order. `./name` is always a path, as is a name that is no UTF-8.
     ///
     /// # Errors
-    /// [`StoreError::UnknownModel`], [`StoreError::NoSuchFile`], [`StoreError::NotAFile`].
+    /// [`StoreError::UnknownModel`], [`StoreError::NoSuchFile`], [`StoreError::NotAFile`], [`StoreError::Ambiguous`].
     pub fn resolve<'c>(&self, catalogue: &'c Catalogue, spec: impl AsRef<OsStr>) -> Result<Located<'c>, StoreError> {
         let path = Path::new(spec.as_ref());
         let Some(spec) = path.to_str() else {
@@ -347,7 +360,10 @@ impl Store {
         }
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_file() => return Ok(Located::File(path.to_owned())),
-            Ok(metadata) if metadata.is_dir() && path.join(q4nx::directory::MODEL_FILE).is_file() => {
+            Ok(metadata)
+                if metadata.is_dir()
+                    && (path.join(q4nx::directory::MODEL_FILE).is_file() || package::is_package(path)) =>
+            {
                 return Ok(Located::Directory(path.to_owned()));
             }
             Ok(metadata) if spec.contains('/') => {
@@ -362,10 +378,36 @@ impl Store {
         if let Some(file) = self.foreign(spec) {
             return Ok(Located::File(self.folder.join(file)));
         }
+        if let Some(package) = self.package(spec)? {
+            return Ok(Located::Directory(package));
+        }
         if spec.contains('/') || spec.to_ascii_lowercase().ends_with(".gguf") {
             return Err(StoreError::NoSuchFile { path: path.to_owned(), known: self.known(catalogue) });
         }
         Err(self.unknown(catalogue, spec))
+    }
+
+    /// The xdna1 package in the folder that `spec` names, by the name of its directory or by its id.
+    fn package(&self, spec: &str) -> Result<Option<PathBuf>, StoreError> {
+        let packages = self.packages();
+        let by_name = packages.iter().find(|package| package.path.file_name() == Some(OsStr::new(spec)));
+        if let Some(package) = by_name {
+            return Ok(Some(package.path.clone()));
+        }
+        let mut paths = packages.into_iter().filter(|package| package.model_id == spec).map(|package| package.path);
+        let (first, others) = (paths.next(), paths.collect::<Vec<_>>());
+        match first {
+            Some(first) if !others.is_empty() => {
+                let paths = [first].into_iter().chain(others).collect();
+                Err(StoreError::Ambiguous { spec: spec.to_owned(), paths })
+            }
+            first => Ok(first),
+        }
+    }
+
+    /// The xdna1 packages in the folder; one that cannot be used is left out.
+    fn packages(&self) -> Vec<package::Scanned> {
+        package::scan(&self.folder).unwrap_or_default().packages
     }
 
     /// The folder of locks and temporary files.
@@ -415,7 +457,8 @@ impl Store {
     fn known(&self, catalogue: &Catalogue) -> Vec<String> {
         let names = catalogue.entries().iter().map(|entry| entry.name.clone());
         let foreign = self.list(catalogue).unwrap_or_default().into_iter();
-        names.chain(foreign.filter(|stored| stored.kind == StoredKind::Foreign).map(|stored| stored.name)).collect()
+        let foreign = foreign.filter(|stored| stored.kind == StoredKind::Foreign).map(|stored| stored.name);
+        names.chain(foreign).chain(self.packages().into_iter().map(|package| package.model_id)).collect()
     }
 
     fn unknown(&self, catalogue: &Catalogue, spec: &str) -> StoreError {

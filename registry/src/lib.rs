@@ -36,7 +36,7 @@ pub use extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError
 pub use factory::{DeviceFactory, Unavailable};
 #[doc(hidden)]
 pub use inventory;
-pub use options::{Numerics, OptionError, Options, Prefer};
+pub use options::{NpuLayers, Numerics, OptionError, Options, Prefer};
 pub use parity::Tolerance;
 pub use registry::{FactoryEntry, Origin, Registry, RegistryError, RegistryHost, RouteEntry};
 pub use route::{

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
 
@@ -127,8 +128,20 @@ impl FromStr for Prefer {
     }
 }
 
+/// Which of a model's layers run on the NPU: the leading ones. The rest, the final norm and the head follow on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum NpuLayers {
+    /// This many.
+    Count(u32),
+    /// This share of all layers, 0 to 100, rounded half to even.
+    Percent(f64),
+    /// As many as are worth it.
+    Auto,
+}
+
 /// What a session is opened with. [`Options::default`] leaves everything to the route.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Options {
     /// Arithmetic of CPU segments.
     pub numerics: Numerics,
@@ -138,13 +151,17 @@ pub struct Options {
     pub context_positions: Option<u32>,
     /// Sequences held side by side; `None` is 1.
     pub sequences: Option<u32>,
+    /// Layers on the NPU; `None` leaves it to the route.
+    pub npu_layers: Option<NpuLayers>,
+    /// Folder of compiled kernels; `None` is the model's own.
+    pub kernels: Option<PathBuf>,
     /// Options declared by a route ([`crate::Route::option_keys`]), by key. The route checks the values.
     pub route_options: BTreeMap<String, String>,
 }
 
 impl Options {
     /// Keys that [`Options::set`] takes for every route.
-    pub const KEYS: [&'static str; 4] = ["numerics", "threads", "context", "sequences"];
+    pub const KEYS: [&'static str; 5] = ["numerics", "threads", "context", "sequences", "npu-layers"];
 
     /// Sets one option from text. `declared` are the further keys that routes have declared.
     ///
@@ -156,6 +173,7 @@ impl Options {
             "threads" => self.threads = Some(parse_count("threads", value)?),
             "context" => self.context_positions = Some(parse_positive("context", value)?),
             "sequences" => self.sequences = Some(parse_positive("sequences", value)?),
+            "npu-layers" => self.npu_layers = Some(parse_npu_layers(value)?),
             _ if declared.contains(&key) => {
                 self.route_options.insert(key.to_owned(), value.to_owned());
             }
@@ -208,6 +226,15 @@ fn parse_count(key: &'static str, value: &str) -> Result<NonZeroUsize, OptionErr
     value.parse().map_err(|_| OptionError::BadValue { key, value: value.to_owned(), allowed: A_COUNT })
 }
 
+fn parse_npu_layers(value: &str) -> Result<NpuLayers, OptionError> {
+    let (key, allowed) = ("npu-layers", "a whole number of layers, or a share of them as 0% to 100%");
+    let bad = || OptionError::BadValue { key, value: value.to_owned(), allowed };
+    match value.strip_suffix('%') {
+        Some(percent) => percent.parse().map(NpuLayers::Percent).map_err(|_| bad()),
+        None => value.parse().map(NpuLayers::Count).map_err(|_| bad()),
+    }
+}
+
 fn parse_positive(key: &'static str, value: &str) -> Result<u32, OptionError> {
     match value.parse() {
         Ok(number) if number > 0 => Ok(number),
@@ -225,6 +252,10 @@ mod tests {
         for pair in ["numerics=exact", "threads=3", "context=512", "sequences=2", "sequences=4", "fw-dir=/a=b"] {
             options.set_pair(pair, &["fw-dir"]).unwrap();
         }
+        options.set_pair("npu-layers=60%", &[]).unwrap();
+        assert_eq!(options.npu_layers, Some(NpuLayers::Percent(60.0)));
+        options.set_pair("npu-layers=8", &[]).unwrap();
+        assert_eq!(options.npu_layers, Some(NpuLayers::Count(8)));
         assert_eq!(options.numerics, Numerics::Exact);
         assert_eq!(options.threads.map(NonZeroUsize::get), Some(3));
         assert_eq!((options.context_positions, options.sequences), (Some(512), Some(4)), "the later value wins");
@@ -240,7 +271,7 @@ mod tests {
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(
             message(options.set("colour", "red", &["fw-dir"])),
-            "unknown option 'colour'; known options: numerics, threads, context, sequences, fw-dir"
+            "unknown option 'colour'; known options: numerics, threads, context, sequences, npu-layers, fw-dir"
         );
         assert!(message(options.set("threads", "0", &[])).contains("a whole number from 1"));
         assert!(message(options.set("context", "-1", &[])).contains("context cannot be '-1'"));

@@ -4,6 +4,7 @@ use crate::graph::Design;
 use clap::builder::TypedValueParser as _;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use npuhal_models::window::Overflow;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Pack a GGUF file into a Q4NX directory for an NPU
     Pack(PackArgs),
+    /// Write or import the NPU's kernels for a model
+    Kit(crate::command::kit::KitArgs),
     /// Hold a Q4NX directory against the GGUF file it was made from
     Verify(VerifyArgs),
     /// Show the devices and whether each can be used
@@ -89,9 +92,14 @@ pub(crate) enum Command {
 /// Which model, and where it runs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArgs {
-    /// Model: a name of the catalogue, or the path of a GGUF file or a Q4NX directory
+    /// Model: a name of the catalogue, the id of a package in the models folder, or the path of a GGUF file, a Q4NX directory
+    /// or an xdna1 package
     #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
     pub(crate) model: OsString,
+
+    /// Hash the files of an xdna1 package again even if they were verified before
+    #[arg(long)]
+    pub(crate) verify: bool,
 
     #[command(flatten)]
     pub(crate) session: SessionArgs,
@@ -119,6 +127,19 @@ pub(crate) struct SessionArgs {
     /// What matters most where several routes serve: npu, speed or context [default: the order of precedence]
     #[arg(long, value_name = "WHAT")]
     pub(crate) prefer: Option<String>,
+
+    /// Leading layers on the NPU; the rest runs on the CPU; auto takes what is the fastest by what is known of the devices
+    /// [default: all, where the NPU serves]
+    #[arg(long, value_name = "N", conflicts_with = "npu_percent")]
+    pub(crate) npu_layers: Option<String>,
+
+    /// The same as a share of all layers, 0 to 100
+    #[arg(long, value_name = "P")]
+    pub(crate) npu_percent: Option<f64>,
+
+    /// Folder of the NPU's compiled kernels [default: npu/ in the model's directory]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) kernels: Option<PathBuf>,
 
     /// Option of a route; `npuhal routes` lists them (may be given several times)
     #[arg(long, value_name = "KEY=VALUE")]
@@ -181,6 +202,10 @@ pub(crate) struct GenerationArgs {
     /// Tokens of thoughts at most; then the model is made to answer
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) think_budget: Option<u32>,
+
+    /// What becomes of a prompt that the context cannot hold: truncate (old turns go first) or error
+    #[arg(long, value_name = "WHAT", default_value = "truncate")]
+    pub(crate) context_overflow: Overflow,
 
     /// Print the figures of each answer on stderr
     #[arg(long)]
@@ -282,13 +307,17 @@ pub(crate) struct ConvertArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A GGUF file, a Q4NX directory, or a name of the catalogue
+    /// A GGUF file, a Q4NX directory, an xdna1 package, or a name of the catalogue
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) model: OsString,
 
     /// Also list every tensor and every metadata key
     #[arg(long)]
     pub(crate) all: bool,
+
+    /// Hash every file of an xdna1 package; the exit code is 2 where one is wrong
+    #[arg(long)]
+    pub(crate) verify_checksums: bool,
 
     /// Print JSON
     #[arg(long)]

@@ -6,10 +6,12 @@ use npuhal_models::package::PackageError;
 use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
+use npuhal_models::window::WindowError;
 use npuhal_models::{ModelError, TextError};
 use npuhal_registry::agreement::live::LiveError;
 use npuhal_registry::cost::CalibrationError;
 use npuhal_registry::{ExtensionError, RegistryError, RouteError, SelectionError};
+use npuhal_xdna1::kit::KitError;
 use std::io;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -19,6 +21,9 @@ pub(crate) enum CliError {
     /// The command line asks for something that cannot be.
     #[error("{0}")]
     Usage(String),
+    /// Input that cannot be used.
+    #[error("{0}")]
+    Unusable(String),
     #[error("writing the output: {0}")]
     Output(#[from] io::Error),
     #[error("reading the input: {0}")]
@@ -45,6 +50,11 @@ pub(crate) enum CliError {
     Different(String),
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A prompt that the context cannot hold.
+    #[error(transparent)]
+    Window(#[from] WindowError),
+    #[error(transparent)]
+    Kit(#[from] KitError),
     #[error(transparent)]
     Run(#[from] RunError),
     #[error(transparent)]

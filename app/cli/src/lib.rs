@@ -16,9 +16,11 @@ mod doctor;
 mod error;
 mod graph;
 mod npu;
+mod planner;
 mod session;
 mod terminal;
 mod thoughts;
+mod window;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -117,6 +119,7 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
         Command::Convert(args) => command::convert::convert_package(host, &args),
         Command::Inspect(args) => command::inspect::inspect(host, &args),
         Command::Pack(args) => command::pack::pack(host, &args),
+        Command::Kit(args) => command::kit::kit(host, &args),
         Command::Verify(args) => command::verify::verify(host, &args),
         Command::Devices(args) => command::devices::devices(host, &args),
         Command::Doctor(args) => command::doctor::doctor(host, &args),

@@ -4,17 +4,19 @@ use crate::Host;
 use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
+use crate::planner::settle;
 use crate::terminal::complain;
 use clap::CommandFactory;
 use npuhal_core::stage::Session;
+use npuhal_models::package::OpenOptions;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
-use npuhal_models::{Catalogue, ModelSource, Store, Tokenizer};
+use npuhal_models::{Catalogue, ModelError, ModelSource, Store, Tokenizer};
 use npuhal_registry::private::{open_for_addons, private_route_missing, stated_model_type};
 use npuhal_registry::{
-    AddonSources, Choice, DeviceChoice, Options, Registry, Request, SelectionError, SelectionProblem, select,
+    AddonSources, Choice, DeviceChoice, NpuLayers, Options, Registry, Request, SelectionError, SelectionProblem, select,
 };
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
@@ -22,9 +24,10 @@ use std::path::{Path, PathBuf};
 
 // The crates that submit built-in routes and devices must be named, or they submit nothing.
 use npuhal_cpu as _;
+use npuhal_xdna1 as _;
 
 /// Packages whose routes and devices are part of the program.
-const BUILT_IN: [&str; 2] = ["npuhal-cpu", env!("CARGO_PKG_NAME")];
+const BUILT_IN: [&str; 3] = ["npuhal-cpu", "npuhal-xdna1", env!("CARGO_PKG_NAME")];
 
 /// A model, chosen and located but not loaded.
 pub(crate) struct Plan {
@@ -68,13 +71,23 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
     })
 }
 
+/// The same for commands that compare sessions, each of which is named.
+pub(crate) fn compared_options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
+    match &args.prefer {
+        Some(_) => Err(CliError::Usage("--prefer is for one choice; here every device is named".to_owned())),
+        None => options(registry, args),
+    }
+}
+
 /// What `args` ask of a session, whatever the device.
-pub(crate) fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
+fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
     let numerics = args.numerics.parse().map_err(|error| CliError::Usage(format!("--numerics: {error}")))?;
     let mut options = Options {
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
         context_positions: args.context,
+        npu_layers: npu_layers(args)?,
+        kernels: args.kernels.clone(),
         ..Options::default()
     };
     for pair in &args.npu_opt {
@@ -85,9 +98,40 @@ pub(crate) fn options(registry: &Registry, args: &SessionArgs) -> Result<Options
     Ok(options)
 }
 
-/// The model called `spec`. One that cannot be opened is handed to an add-on that names the type it states; where there is none
-/// and only an add-on runs the type, that is said.
-pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Result<ModelSource, CliError> {
+/// Layers on the NPU, as one of the two flags says.
+fn npu_layers(args: &SessionArgs) -> Result<Option<NpuLayers>, CliError> {
+    if let Some(percent) = args.npu_percent {
+        return Ok(Some(NpuLayers::Percent(percent)));
+    }
+    let Some(text) = &args.npu_layers else { return Ok(None) };
+    if text == "auto" {
+        return Ok(Some(NpuLayers::Auto));
+    }
+    let wanted = || CliError::Usage(format!("--npu-layers {text}: give a number of layers, or auto"));
+    Ok(Some(NpuLayers::Count(text.parse().map_err(|_| wanted())?)))
+}
+
+/// The model at `path`. A package's files are hashed where they have changed, or where `verify` wants it, under a progress bar.
+fn open_source(host: &Host, path: &Path, verify: bool) -> Result<ModelSource, ModelError> {
+    let mut bar = None;
+    let mut progress = |bytes: u64, total_bytes: u64| {
+        bar.get_or_insert_with(|| host.voice.bar(total_bytes, "verifying")).inc(bytes);
+    };
+    let opened = ModelSource::open_with(path, OpenOptions { verify, control: &host.control, progress: &mut progress });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    opened
+}
+
+/// The model called `spec`; `verify` as in [`open_source`]. One that cannot be opened is handed to an add-on that names the type it
+/// states; where there is none and only an add-on runs the type, that is said.
+pub(crate) fn open_model(
+    host: &Host,
+    registry: &Registry,
+    spec: &OsStr,
+    verify: bool,
+) -> Result<ModelSource, CliError> {
     let private = |path: &Path| {
         let missing = private_route_missing(registry, &stated_model_type(path)?)?;
         Some(CliError::PrivateRoute { model: path.display().to_string(), missing })
@@ -99,13 +143,13 @@ pub(crate) fn open_model(host: &Host, registry: &Registry, spec: &OsStr) -> Resu
     // A folder need not be one of the models that are known by their files: its configuration may state such a type.
     let folder = Path::new(spec);
     if folder.is_dir() {
-        let opened = ModelSource::open(folder);
+        let opened = open_source(host, folder, verify);
         if let Some(model) = opened.map(Ok).ok().or_else(|| for_addons(folder)) {
             return model;
         }
     }
     let path = locate(host, spec)?;
-    ModelSource::open(&path).or_else(|error| for_addons(&path).unwrap_or(Err(error.into())))
+    open_source(host, &path, verify).or_else(|error| for_addons(&path).unwrap_or(Err(error.into())))
 }
 
 /// A model that was found, before it is chosen where it runs.
@@ -118,8 +162,9 @@ pub(crate) struct Prepared {
 /// Finds the model and reads what is asked of it.
 pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
-    let request = request(&registry, &args.session)?;
-    let model = open_model(host, &registry, &args.model)?;
+    let mut request = request(&registry, &args.session)?;
+    let model = open_model(host, &registry, &args.model, args.verify)?;
+    settle(host, &registry, &model, &mut request)?;
     Ok(Prepared { model, registry, request })
 }
 

@@ -146,6 +146,43 @@ impl ChunkFormat {
     }
 }
 
+/// Rows in a block of the stand-alone int8 projection over `columns` columns.
+#[must_use]
+pub const fn projection_block_rows(columns: usize) -> usize {
+    if columns > 2048 { 8 } else { 32 }
+}
+
+/// Bytes of the stand-alone int8 projection's weights.
+#[must_use]
+pub const fn projection_bytes(rows: usize, columns: usize) -> usize {
+    rows * (columns + 4)
+}
+
+/// Packs the LM head for the stand-alone int8 projection: blocks of whole rows, each block followed by the scales of its rows.
+/// That the scales lie behind their block, as in the SmolLM graph's int8 form, is inferred: the projection's own packing is not
+/// published.
+///
+/// # Errors
+/// [`LaneError::BufferLength`], [`LaneError::OutOfRange`] where the rows do not go into whole blocks.
+pub fn pack_w8_head(weights: &PackageWeights, out: &mut [u8], threads: NonZeroUsize) -> Result<(), LaneError> {
+    let (rows, columns) = (weights.shape().vocab_size, weights.shape().hidden_size);
+    let block_rows = projection_block_rows(columns);
+    if !rows.is_multiple_of(block_rows) {
+        let limit = (rows / block_rows * block_rows) as u64;
+        return Err(LaneError::OutOfRange { what: "row of the int8 head", found: rows as u64, limit });
+    }
+    check_length("int8 head", projection_bytes(rows, columns), out)?;
+    let quantized = weights.quantized(Matrix::Head);
+    let blocks = out.chunks_exact_mut(projection_bytes(block_rows, columns)).enumerate().collect();
+    for_each(blocks, threads, |(block, out): (usize, &mut [u8])| {
+        let first = block * block_rows;
+        let (codes, scales) = out.split_at_mut(block_rows * columns);
+        codes.copy_from_slice(quantized.code_rows(first, block_rows));
+        scales.copy_from_slice(&quantized.scales.bytes()[4 * first..4 * (first + block_rows)]);
+    });
+    Ok(())
+}
+
 /// Packs the SmolLM graph's gammas of `layers`.
 ///
 /// # Errors

@@ -99,6 +99,24 @@ pub fn write_header(
     Ok(())
 }
 
+/// Elements of the header that a dispatch reads: up to the end of the embedding.
+#[must_use]
+pub fn header_elements(layout: &EngineLayout) -> usize {
+    layout.embedding_at + layout.shape().hidden_size
+}
+
+/// Where the keys and values that a dispatch at `position` returned belong: byte offsets in the cache buffer, each with a key
+/// or a value of one head.
+pub fn kv_rows(position: u32, kv_new: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let (vector, object) = (HEAD_DIM * BF16_BYTES, CACHE_OBJECT_ELEMENTS * BF16_BYTES);
+    kv_new.chunks_exact(vector).enumerate().map(move |(index, row)| {
+        // Keys and values alternate; the first object is the header's.
+        let (head, is_value) = (index / 2, index % 2);
+        let at = (1 + head) * object + is_value * POSITIONS * vector + position as usize * vector;
+        (at as u64, row)
+    })
+}
+
 /// Puts the keys and values that a dispatch at `position` returned into the cache buffer.
 ///
 /// # Errors
@@ -113,14 +131,8 @@ pub fn store_kv(
     check_position(position)?;
     check_length("new keys and values", layout.kv_new_bytes(layers), kv_new)?;
     check_length("cache buffer", layout.cache_bytes(layers), cache)?;
-    let (vector, object) = (HEAD_DIM * BF16_BYTES, CACHE_OBJECT_ELEMENTS * BF16_BYTES);
-    let objects = cache.chunks_exact_mut(object).skip(1);
-    for (object, pair) in objects.zip(kv_new.chunks_exact(2 * vector)) {
-        let (keys, values) = object.split_at_mut(POSITIONS * vector);
-        let (key, value) = pair.split_at(vector);
-        let at = position as usize * vector;
-        keys[at..at + vector].copy_from_slice(key);
-        values[at..at + vector].copy_from_slice(value);
+    for (at, row) in kv_rows(position, kv_new) {
+        cache[at as usize..][..row.len()].copy_from_slice(row);
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! Both engines use six GEMV tiles, one hub tile and a memory tile that joins the GEMV tiles' slices. Each GEMV tile owns rows of
 //! every matrix and reads its own stream of equal blocks.
 
+use crate::error::LaneError;
 use npuhal_models::package::{CONTEXT_POSITIONS, Family, HEAD_DIM, Shape};
 use std::ops::Range;
 
@@ -78,6 +79,8 @@ pub struct EngineLayout {
     pub name: &'static str,
     /// Family of its models.
     pub family: Family,
+    /// Shape of its models. Widths are those of the family; layers and vocabulary are not part of the tiles' programs.
+    pub shape: Shape,
     /// Elements of a block.
     pub block_elements: usize,
     /// Rows of hidden-size columns in a block.
@@ -96,6 +99,7 @@ pub struct EngineLayout {
 pub const SMOLLM: EngineLayout = EngineLayout {
     name: "smollm_engine",
     family: Family::Llama,
+    shape: Family::Llama.shape(),
     block_elements: 4608,
     block_rows: 8,
     slice_elements: 256,
@@ -108,6 +112,7 @@ pub const SMOLLM: EngineLayout = EngineLayout {
 pub const QWEN: EngineLayout = EngineLayout {
     name: "qwen_engine",
     family: Family::Qwen2,
+    shape: Family::Qwen2.shape(),
     block_elements: 3584,
     block_rows: 4,
     slice_elements: 896,
@@ -131,10 +136,32 @@ impl EngineLayout {
         }
     }
 
+    /// The engine of a family over another number of layers, and another vocabulary: such a kit can be made for the virtual
+    /// NPU; the published ones are those of [`EngineLayout::of`].
+    ///
+    /// # Errors
+    /// [`LaneError::WrongModel`] where widths differ from the family's, or the head's rows do not go into whole groups.
+    pub fn for_shape(family: Family, shape: Shape) -> Result<Self, LaneError> {
+        let layout = Self::of(family);
+        check_widths(layout.name, family, family, shape)?;
+        if layout.has_head && !shape.vocab_size.is_multiple_of(LOGITS_GROUP_ROWS) {
+            let vocab_size = shape.vocab_size.next_multiple_of(LOGITS_GROUP_ROWS);
+            let wanted = Shape { vocab_size, ..shape };
+            return Err(LaneError::WrongModel {
+                design: layout.name,
+                family,
+                found_family: family,
+                wanted,
+                found: shape,
+            });
+        }
+        Ok(Self { shape, ..*layout })
+    }
+
     /// Shape of its models.
     #[must_use]
     pub const fn shape(&self) -> Shape {
-        self.family.shape()
+        self.shape
     }
 
     /// Bytes of a block.
@@ -271,6 +298,18 @@ impl EngineLayout {
     pub fn argument_bytes(&self, layers: usize) -> [usize; 4] {
         [self.weight_bytes(layers), self.cache_bytes(layers), self.kv_new_bytes(layers), self.result_bytes()]
     }
+}
+
+/// Checks that a model of `found_family` and shape `found` has the widths of `family`'s designs, of which `design` is one.
+///
+/// # Errors
+/// [`LaneError::WrongModel`].
+pub fn check_widths(design: &'static str, family: Family, found_family: Family, found: Shape) -> Result<(), LaneError> {
+    let wanted = Shape { layers: found.layers, vocab_size: found.vocab_size, ..family.shape() };
+    if family == found_family && found == wanted {
+        return Ok(());
+    }
+    Err(LaneError::WrongModel { design, family, found_family, wanted, found })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The lane of first-generation XDNA NPUs (Phoenix, Hawk Point): the host's side of its designs that needs no hardware.
+//! The lane of first-generation XDNA NPUs (Phoenix, Hawk Point): the host's side of its designs.
 //!
 //! Design choices, first:
 //!
@@ -8,6 +8,11 @@
 //!   mapped package into memory the caller owns, on any number of threads.
 //! * **Weights come through one trait** ([`weights::EngineWeights`]), so that streams do not know packages.
 //!
+//! * **Kits state what they are** ([`kit`]): a compiled design says for which layout, shape and arguments it was made, and is
+//!   compared with all of it, and with its checksums, before anything is loaded.
+//! * **Segments know level 1 only** ([`segment`]): they run on the NPU, on the virtual NPU, and on any device that keeps the
+//!   rules. What the CPU does comes from the host ([`route`]).
+//!
 //! Layouts, streams and headers are those of the public repository `c8dhjp4tyv-bit/hawkpoint-npu-llm`. All data is
 //! little-endian; bf16 is the upper half of binary32.
 
@@ -15,8 +20,12 @@ pub mod chunk;
 pub mod dataflow;
 pub mod error;
 pub mod header;
+pub mod kit;
 pub mod layout;
 pub mod placement;
+pub mod route;
+pub mod segment;
+pub mod settings;
 pub mod stream;
 pub mod weights;
 
@@ -24,3 +33,5 @@ pub use error::LaneError;
 pub use layout::EngineLayout;
 pub use placement::{LayerPlacement, PlacementError};
 pub use weights::{EngineWeights, Matrix, PackageWeights, Vector};
+
+npuhal_registry::register_route!(route::Xdna1Route);

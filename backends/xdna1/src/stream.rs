@@ -20,7 +20,7 @@ const RUN_BLOCKS: usize = 64;
 /// The weight streams of an engine over some number of layers.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineStream<'w, W> {
-    layout: &'static EngineLayout,
+    layout: EngineLayout,
     weights: &'w W,
     layers: usize,
 }
@@ -29,10 +29,9 @@ impl<'w> EngineStream<'w, PackageWeights> {
     /// The streams of a package: all its layers.
     ///
     /// # Errors
-    /// [`LaneError::WrongModel`] where the package is not of the shape its family's engine computes.
+    /// [`LaneError::WrongModel`] where the package has not the widths of its family's engine.
     pub fn of_package(weights: &'w PackageWeights) -> Result<Self, LaneError> {
-        let layout = EngineLayout::of(weights.family());
-        weights.require(layout.name, layout.family)?;
+        let layout = EngineLayout::for_shape(weights.family(), weights.shape())?;
         Ok(Self { layout, weights, layers: weights.shape().layers })
     }
 }
@@ -40,8 +39,8 @@ impl<'w> EngineStream<'w, PackageWeights> {
 impl<'w, W: EngineWeights> EngineStream<'w, W> {
     /// Streams of `layers` layers from `weights`, whose matrices have the layout's shape.
     #[must_use]
-    pub fn new(layout: &'static EngineLayout, weights: &'w W, layers: usize) -> Self {
-        Self { layout, weights, layers }
+    pub fn new(layout: &EngineLayout, weights: &'w W, layers: usize) -> Self {
+        Self { layout: *layout, weights, layers }
     }
 
     /// Bytes of the whole weight buffer.
@@ -93,7 +92,7 @@ impl<'w, W: EngineWeights> EngineStream<'w, W> {
     }
 
     fn block(&self, tile: usize, number: usize, out: &mut [u8]) {
-        let layout = self.layout;
+        let layout = &self.layout;
         let (layer, mut at) = (number / layout.layer_blocks(tile), number % layout.layer_blocks(tile));
         if layer >= self.layers {
             return self.tail(tile, number - self.layers * layout.layer_blocks(tile), out);

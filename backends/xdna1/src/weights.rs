@@ -1,7 +1,7 @@
 //! Weights as the packers read them.
 
 use crate::error::LaneError;
-use crate::layout::BF16_BYTES;
+use crate::layout::{BF16_BYTES, check_widths};
 use npuhal_core::dtype::{bf16_bits, f16_value};
 use npuhal_models::Tensor;
 use npuhal_models::package::{Family, LayerArray, Package, Quantized, Shape};
@@ -112,16 +112,12 @@ impl PackageWeights {
         self.shape
     }
 
-    /// Checks that the package is of `family` in the shape its designs compute; `design` names the design.
+    /// Checks that the package is of `family` with the widths its designs compute; `design` names the design.
     ///
     /// # Errors
     /// [`LaneError::WrongModel`].
     pub fn require(&self, design: &'static str, family: Family) -> Result<(), LaneError> {
-        let wanted = family.shape();
-        if self.family == family && self.shape == wanted {
-            return Ok(());
-        }
-        Err(LaneError::WrongModel { design, family, found_family: self.family, wanted, found: self.shape })
+        check_widths(design, family, self.family, self.shape)
     }
 
     /// The embedding of `token` as little-endian bf16: float16, widened, rounded.

@@ -33,3 +33,11 @@ pub use plan::{LayerArray, layer_array};
 pub use scan::{Scan, Scanned, Skipped, scan};
 pub use shape::{CONTEXT_POSITIONS, Family, HEAD_DIM, PUBLISHED, Published, Shape};
 pub use write::quantize_row;
+
+use std::path::Path;
+
+/// Whether `path` is a directory with a package's `metadata.json`.
+#[must_use]
+pub fn is_package(path: &Path) -> bool {
+    path.join(METADATA_FILE).is_file()
+}

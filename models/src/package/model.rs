@@ -6,8 +6,11 @@ use super::metadata::Metadata;
 use super::plan::LayerArray;
 use super::shape::{CONTEXT_POSITIONS, Family, HEAD_DIM, Shape};
 use crate::config::{ModelConfig, Rope, RopePairing, RopeScaling};
+use crate::error::ModelError;
+use crate::hub_text::HubTextFiles;
 use crate::source::{Format, LayerTensor, ModelSource, TensorRole};
 use crate::tensor::Tensor;
+use crate::text_error::TextError;
 use crate::vocabulary::Vocabulary;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -49,6 +52,21 @@ impl Package {
         }
         debug_assert_eq!(config.hidden_size, hidden_size);
         Ok(ModelSource::new(self.path().to_owned(), Format::Xdna1Package, config, vocabulary, tensors))
+    }
+
+    /// The package as a model with the tokenizer of its directory.
+    ///
+    /// # Errors
+    /// As [`Package::model`]; [`ModelError::Malformed`] where the tokenizer is missing or damaged.
+    pub fn text_model(&self) -> Result<ModelSource, ModelError> {
+        let malformed = |error: TextError| ModelError::Malformed {
+            path: self.path().to_owned(),
+            field: "the tokenizer".to_owned(),
+            reason: error.to_string(),
+        };
+        let files = HubTextFiles::read(self.path()).map_err(malformed)?;
+        let vocabulary = files.vocabulary(self.metadata().shape.vocab_size).map_err(malformed)?;
+        Ok(self.model(vocabulary)?)
     }
 
     fn rows(&self, tensor: &Tensor, rows: Range<usize>) -> Result<Tensor, PackageError> {

@@ -166,9 +166,12 @@ pub enum Call {
 #[derive(Clone)]
 pub struct RecordingDevice(Arc<Shared>);
 
+type Work = Arc<dyn Fn(&mut [Vec<u8>]) + Send + Sync>;
+
 struct Shared {
     card: DeviceCard,
     kernels: Mutex<BTreeMap<String, Vec<ArgSpec>>>,
+    work: Mutex<BTreeMap<String, Work>>,
     calls: Mutex<Vec<Call>>,
     fault: Mutex<Option<RunIndex>>,
     contexts: AtomicU32,
@@ -183,6 +186,7 @@ impl RecordingDevice {
         Self(Arc::new(Shared {
             card: card(id),
             kernels: Mutex::default(),
+            work: Mutex::default(),
             calls: Mutex::default(),
             fault: Mutex::default(),
             contexts: AtomicU32::new(0),
@@ -195,6 +199,11 @@ impl RecordingDevice {
     pub fn define(&self, kernel: &str, signature: &[ArgKind]) {
         let name_of = |(index, kind): (usize, &ArgKind)| ArgSpec { name: index.to_string(), kind: *kind };
         lock(&self.0.kernels).insert(kernel.to_owned(), signature.iter().enumerate().map(name_of).collect());
+    }
+
+    /// What a run of a kernel does to its buffers, in the order of its arguments. Its accesses are not recorded.
+    pub fn script(&self, kernel: &str, work: impl Fn(&mut [Vec<u8>]) + Send + Sync + 'static) {
+        lock(&self.0.work).insert(kernel.to_owned(), Arc::new(work));
     }
 
     /// The next submission that is waited for times out at `run`, and its context is lost.
@@ -380,6 +389,14 @@ impl RecordedRunlist {
         if self.in_flight.load(Ordering::Acquire) { Err(misuse(operation, "the list is in flight")) } else { Ok(()) }
     }
 
+    fn scripts(&self) -> Vec<(Work, Vec<BufferRef>)> {
+        let known = lock(&self.device.work);
+        let script = |(kernel, args): &(RecordedKernel, Vec<Arg>)| {
+            Some((Arc::clone(known.get(&kernel.name)?), args.iter().filter_map(buffer_of).collect()))
+        };
+        self.runs.iter().filter_map(script).collect()
+    }
+
     fn check_run(&self, operation: &'static str, run: RunIndex) -> Result<usize, DeviceError> {
         let index = run.0 as usize;
         if index < self.runs.len() { Ok(index) } else { Err(misuse(operation, "no such run")) }
@@ -443,6 +460,7 @@ impl Runlist for RecordedRunlist {
             state: Arc::clone(&self.state),
             id,
             runs: self.runs.len() as u32,
+            work: self.scripts(),
             held,
             in_flight: Arc::clone(&self.in_flight),
             waited: false,
@@ -455,6 +473,8 @@ struct RecordedSubmission {
     state: Arc<Mutex<ContextState>>,
     id: u32,
     runs: u32,
+    /// Scripted runs in order.
+    work: Vec<(Work, Vec<BufferRef>)>,
     held: Vec<BufferRef>,
     in_flight: Arc<AtomicBool>,
     waited: bool,
@@ -471,8 +491,21 @@ impl Submission for RecordedSubmission {
                 let waited = deadline.timeout().unwrap_or(Duration::from_secs(2));
                 Err(RunError::TimedOut { run: Some(run), waited, detail: String::new() })
             }
-            None => Ok(Completion { runs: self.runs, device_time: None }),
+            None => {
+                self.work.iter().for_each(|(work, args)| run_script(work, args));
+                Ok(Completion { runs: self.runs, device_time: None })
+            }
         }
+    }
+}
+
+/// Lets a script work on the contents of its buffers, which are different ones.
+fn run_script(work: &Work, args: &[BufferRef]) {
+    let recorded: Vec<&RecordedBuffer> = args.iter().filter_map(recorded).collect();
+    let mut contents: Vec<Vec<u8>> = recorded.iter().map(|buffer| std::mem::take(&mut *lock(&buffer.bytes))).collect();
+    work(&mut contents);
+    for (buffer, contents) in recorded.into_iter().zip(contents) {
+        *lock(&buffer.bytes) = contents;
     }
 }
 

@@ -4,5 +4,6 @@ pub mod dequantize;
 pub mod devices;
 pub mod gguf;
 pub mod model;
+pub mod package;
 pub mod random;
 pub mod reference;

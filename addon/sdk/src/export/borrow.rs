@@ -124,6 +124,7 @@ pub(super) unsafe fn options(lent: *const abi::Options) -> Result<Options, Strin
         sequences: (lent.sequences != 0).then_some(lent.sequences),
         // SAFETY: as above.
         route_options: pairs.iter().map(|pair| unsafe { (text(pair.key), text(pair.value)) }).collect(),
+        ..Options::default()
     })
 }
 

@@ -3,14 +3,14 @@
 use crate::Host;
 use crate::args::{GenerationArgs, ModelArgs};
 use crate::command::list;
-use crate::command::run::{answer, stats_line};
+use crate::command::run::{answer, stats_line, tell_phases};
 use crate::error::CliError;
 use crate::session::plan;
 use crate::terminal::{complain, say};
-use crate::thoughts;
+use crate::window::Prompter;
 use npuhal_models::generate::TextGenerator;
 use npuhal_models::stats::GenerationStats;
-use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use npuhal_models::template::ChatMessage;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
     host.heed_interrupts();
     let plan = plan(host, model)?;
     let tokenizer = plan.tokenizer(host)?;
-    let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
+    let prompter = Prompter::new(&plan.model, &tokenizer)?;
     let mut generator = TextGenerator::new(plan.open()?);
     let opening: Vec<ChatMessage> =
         args.system.as_deref().map(|system| ChatMessage::new("system", system)).into_iter().collect();
@@ -65,9 +65,8 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
             text => {
                 messages.push(ChatMessage::new("user", text));
                 let host = host.with_fresh_control();
-                let input = thoughts::ask(args, ChatInput::new(messages.clone()));
-                let answered = encode_chat(&tokenizer, &template, &input)
-                    .map_err(CliError::from)
+                let answered = prompter
+                    .fitted(&host, args, &messages, generator.positions())
                     .and_then(|ids| answer(&host, args, &mut generator, &tokenizer, ids));
                 match answered {
                     Ok(answer) => {
@@ -75,6 +74,7 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
                         if args.stats {
                             host.voice.note(stats_line(&answer.generation.stats));
                         }
+                        tell_phases(&host, &generator);
                         // Templates leave out the thoughts of earlier turns, or look for them under their own name.
                         let mut message = ChatMessage::new("assistant", answer.thoughts.answer);
                         if !answer.thoughts.reasoning.is_empty() {

@@ -48,7 +48,7 @@ pub(crate) fn graph(host: &Host, args: &GraphArgs) -> Result<(), CliError> {
 
 fn dimensions(host: &Host, args: &GraphArgs) -> Result<Dimensions, CliError> {
     let Some(spec) = &args.model else { return Ok(QWEN3_0_6B) };
-    let model = open_model(host, &registry(host)?, spec)?;
+    let model = open_model(host, &registry(host)?, spec, false)?;
     Dimensions::of(model.config())
         .map_err(|error| CliError::Usage(format!("{}: the lane does not take this model: {error}", spec.display())))
 }

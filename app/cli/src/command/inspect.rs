@@ -2,10 +2,12 @@
 
 use crate::Host;
 use crate::args::InspectArgs;
+use crate::command::inspect_package::inspect_package;
 use crate::error::CliError;
 use crate::session::locate;
 use crate::terminal::{bytes_text, say};
 use npuhal_models::gguf::GgufFile;
+use npuhal_models::package::is_package;
 use npuhal_models::q4nx::Q4nxFile;
 use npuhal_models::q4nx::directory::MODEL_FILE;
 use npuhal_models::q4nx::stamp::{Stamp, StampState};
@@ -24,7 +26,7 @@ const KV_ELEMENT_BYTES: usize = 2;
 pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     let path = locate(host, &args.model)?;
     if path.is_dir() {
-        return directory(&path, args);
+        return directory(host, &path, args);
     }
     let file = GgufFile::open(&path)?;
     // Where the header is sound, what is in it helps to see why the model cannot be run.
@@ -39,8 +41,11 @@ pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     problem.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// A Q4NX directory.
-fn directory(path: &Path, args: &InspectArgs) -> Result<(), CliError> {
+/// A Q4NX directory, or an xdna1 package.
+fn directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), CliError> {
+    if is_package(path) {
+        return inspect_package(host, path, args, render);
+    }
     let file = Q4nxFile::open(&path.join(MODEL_FILE))?;
     let mut report = directory_report(path, &file);
     let model = ModelSource::open(path);

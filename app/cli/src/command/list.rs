@@ -4,6 +4,7 @@ use crate::Host;
 use crate::args::ListArgs;
 use crate::error::CliError;
 use crate::terminal::{bytes_text, say};
+use npuhal_models::package::{Scan, scan};
 use npuhal_models::store::{Presence, Stored, StoredKind};
 use npuhal_models::{Catalogue, Store};
 use serde_json::json;
@@ -17,7 +18,12 @@ pub(crate) fn text(host: &Host, as_json: bool) -> Result<String, CliError> {
     let catalogue = Catalogue::builtin();
     let store = Store::locate(host.global.models_dir.as_deref())?;
     let stored = store.list(catalogue)?;
-    Ok(if as_json { json_text(catalogue, &store, &stored) } else { table(catalogue, &store, &stored) })
+    let packages = scan(store.folder())?;
+    Ok(if as_json {
+        json_text(catalogue, &store, &stored, &packages)
+    } else {
+        table(catalogue, &store, &stored) + &packages_text(&packages)
+    })
 }
 
 fn table(catalogue: &Catalogue, store: &Store, stored: &[Stored]) -> String {
@@ -43,7 +49,28 @@ fn table(catalogue: &Catalogue, store: &Store, stored: &[Stored]) -> String {
     text
 }
 
-fn json_text(catalogue: &Catalogue, store: &Store, stored: &[Stored]) -> String {
+/// The xdna1 packages of the folder, and what was passed over; empty where there is neither.
+fn packages_text(scan: &Scan) -> String {
+    let mut text = String::new();
+    if !scan.packages.is_empty() {
+        text.push_str("xdna1 packages:\n");
+    }
+    let width = scan.packages.iter().map(|package| package.model_id.chars().count()).max().unwrap_or(0);
+    for package in &scan.packages {
+        let (id, name, path) = (&package.model_id, &package.display_name, package.path.display());
+        text.push_str(&format!("{id:width$}  {name}, {} positions, {path}\n", package.context_length));
+    }
+    for (id, paths) in scan.duplicates() {
+        let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        text.push_str(&format!("{id}: several packages have this id: {}\n", paths.join(", ")));
+    }
+    for skipped in &scan.skipped {
+        text.push_str(&format!("{}: passed over: {}\n", skipped.path.display(), skipped.reason));
+    }
+    text
+}
+
+fn json_text(catalogue: &Catalogue, store: &Store, stored: &[Stored], scan: &Scan) -> String {
     let available: Vec<_> = catalogue
         .entries()
         .iter()
@@ -68,7 +95,31 @@ fn json_text(catalogue: &Catalogue, store: &Store, stored: &[Stored]) -> String 
             })
         })
         .collect();
-    let document = json!({ "models_dir": store.folder().to_string_lossy(), "catalogue": available, "stored": here });
+    let packages: Vec<_> = scan
+        .packages
+        .iter()
+        .map(|package| {
+            json!({
+                "model_id": package.model_id,
+                "display_name": package.display_name,
+                "family": package.family,
+                "path": package.path.to_string_lossy(),
+                "context_length": package.context_length,
+            })
+        })
+        .collect();
+    let skipped: Vec<_> = scan
+        .skipped
+        .iter()
+        .map(|skipped| json!({ "path": skipped.path.to_string_lossy(), "reason": skipped.reason }))
+        .collect();
+    let document = json!({
+        "models_dir": store.folder().to_string_lossy(),
+        "catalogue": available,
+        "stored": here,
+        "packages": packages,
+        "packages_passed_over": skipped,
+    });
     format!("{document:#}\n")
 }
 

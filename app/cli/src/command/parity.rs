@@ -4,7 +4,7 @@ use crate::Host;
 use crate::args::{ParityArgs, ReportFormat};
 use crate::command::graph::write;
 use crate::error::CliError;
-use crate::session::{open_model, options, registry, tokenizer};
+use crate::session::{compared_options, open_model, registry, tokenizer};
 use crate::terminal::say;
 use npuhal_core::stage::{Session, Stepper, TokenId};
 use npuhal_models::ModelSource;
@@ -17,14 +17,14 @@ const USUAL_POSITIONS: usize = 16;
 
 pub(crate) fn parity(host: &Host, args: &ParityArgs) -> Result<(), CliError> {
     let registry = registry(host)?;
-    let options = options(&registry, &args.session)?;
+    let options = compared_options(&registry, &args.session)?;
     let keys = registry.option_keys();
     let read = |flag: &str, text: &str| {
         Target::parse(text, &options, &keys).map_err(|error| CliError::Usage(format!("--{flag}: {error}")))
     };
     let (found, reference) = (read("device", &args.session.device)?, read("against", &args.against)?);
-    let model = open_model(host, &registry, &args.model)?;
-    let other_model = args.against_model.as_ref().map(|spec| open_model(host, &registry, spec)).transpose()?;
+    let model = open_model(host, &registry, &args.model, false)?;
+    let other_model = args.against_model.as_ref().map(|spec| open_model(host, &registry, spec, false)).transpose()?;
     let against = Compared::new(&registry, other_model.as_ref().unwrap_or(&model), reference)?;
     let device = Compared::new(&registry, &model, found)?;
     let window = against.choice.service.window.min(device.choice.service.window) as usize;

@@ -3,6 +3,7 @@
 use crate::Host;
 use crate::args::RoutesArgs;
 use crate::error::CliError;
+use crate::planner::settle;
 use crate::session::{open_model, registry, request};
 use crate::terminal::{bytes_text, say};
 use npuhal_core::stage::Placement;
@@ -47,7 +48,8 @@ pub(crate) fn routes(host: &Host, args: &RoutesArgs) -> Result<(), CliError> {
         });
         return Ok(say(&if args.json { format!("{report:#}\n") } else { inventory_text(&report) })?);
     };
-    let model = open_model(host, &registry, spec)?;
+    let model = open_model(host, &registry, spec, false)?;
+    settle(host, &registry, &model, &mut request)?;
     let (decision, error) = match select(&registry, &model, &request) {
         Ok(choice) => (choice.decision, None),
         Err(SelectionError { problem, decision }) => (*decision, Some(problem)),

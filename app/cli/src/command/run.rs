@@ -7,10 +7,12 @@ use crate::error::CliError;
 use crate::session::prepare;
 use crate::terminal::say;
 use crate::thoughts::{self, Speaker};
+use crate::window::{Prompter, fitted_text};
 use npuhal_core::RunError;
+use npuhal_core::stage::PhaseTime;
 use npuhal_models::generate::{GenerateError, Generation, TextGenerator};
 use npuhal_models::stats::GenerationStats;
-use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
+use npuhal_models::template::ChatMessage;
 use npuhal_models::thinking::{ThoughtfulAnswer, Thoughts};
 use npuhal_models::{Specials, Tokenizer};
 use std::io::{self, IsTerminal, Read};
@@ -35,21 +37,25 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     host.heed_interrupts();
     let prepared = prepare(host, &args.model)?;
     let tokenizer = prepared.tokenizer(host)?;
-    let ids = if args.raw {
-        raw_ids(&tokenizer, &prompt)?
+    let answer_tokens = args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS);
+    let (generator, answer) = if args.raw {
+        let ids = raw_ids(&tokenizer, &prompt)?;
+        let plan = prepared.choose_for(host, ids.len(), answer_tokens)?;
+        let mut generator = TextGenerator::new(plan.open()?);
+        let ids = fitted_text(host, &args.generation, ids, generator.positions())?;
+        let answer = continuation(host, &args.generation, &mut generator, &tokenizer, ids)?;
+        (generator, answer)
     } else {
-        let template = ChatTemplate::from_vocabulary(prepared.model.vocabulary())?;
         let mut messages = Vec::new();
         messages.extend(args.generation.system.as_deref().map(|system| ChatMessage::new("system", system)));
         messages.push(ChatMessage::new("user", &prompt));
-        encode_chat(&tokenizer, &template, &thoughts::ask(&args.generation, ChatInput::new(messages)))?
-    };
-    let plan = prepared.choose_for(host, ids.len(), args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS))?;
-    let mut generator = TextGenerator::new(plan.open()?);
-    let answer = if args.raw {
-        continuation(host, &args.generation, &mut generator, &tokenizer, ids)?
-    } else {
-        answer(host, &args.generation, &mut generator, &tokenizer, ids)?.generation
+        let prompter = Prompter::new(&prepared.model, &tokenizer)?;
+        let whole = prompter.whole(&args.generation, &messages)?.len();
+        let plan = prepared.choose_for(host, whole, answer_tokens)?;
+        let mut generator = TextGenerator::new(plan.open()?);
+        let ids = prompter.fitted(host, &args.generation, &messages, generator.positions())?;
+        let answer = answer(host, &args.generation, &mut generator, &tokenizer, ids)?.generation;
+        (generator, answer)
     };
     if !answer.text.ends_with('\n') {
         say("\n")?;
@@ -57,7 +63,20 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     if args.generation.stats {
         host.voice.note(stats_line(&answer.stats));
     }
+    tell_phases(host, &generator);
     Ok(())
+}
+
+/// Where the time went, where the session measures it (`--npu-opt profile=on`).
+pub(crate) fn tell_phases(host: &Host, generator: &TextGenerator) {
+    let phases = generator.phases();
+    if phases.is_empty() {
+        return;
+    }
+    let phase =
+        |phase: &PhaseTime| format!("{} {:.3} in {}", phase.name, phase.elapsed.as_secs_f64() * 1e3, phase.count);
+    let phases: Vec<String> = phases.iter().map(phase).collect();
+    host.voice.note(format_args!("phase_ms: {}", phases.join(", ")));
 }
 
 /// Generates and prints the answer to `prompt` as it comes, its thoughts apart.

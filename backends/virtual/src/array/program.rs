@@ -138,12 +138,14 @@ impl CoreProgramTable {
         Self::default()
     }
 
-    /// The programs of this crate: [`crate::kit::COPY`], [`crate::kit::VECTOR_SCALE`] and [`crate::kit::QWEN3`].
+    /// The programs of this crate: [`crate::kit::COPY`], [`crate::kit::VECTOR_SCALE`], [`crate::kit::QWEN3`] and
+    /// those of [`crate::design::xdna1`].
     #[must_use]
     pub fn builtin() -> Self {
         let mut table = Self::new();
         super::builtin::register(&mut table);
         crate::design::qwen3::register(&mut table);
+        crate::design::xdna1::register(&mut table);
         table
     }
 

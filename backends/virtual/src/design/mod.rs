@@ -1,3 +1,4 @@
 //! Core programs of whole designs.
 
 pub mod qwen3;
+pub mod xdna1;

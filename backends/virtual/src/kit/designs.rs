@@ -1,8 +1,8 @@
 //! The designs for the programs of this crate.
 
-use super::{COPY, Kit, KitError, VECTOR_SCALE, dev_gen, image};
+use super::{COPY, Kit, KitError, VECTOR_SCALE, await_token, dev_gen, image, linear_task};
 use crate::array::program::ProgramDescription;
-use npuhal_amdxdna::format::registers::{Direction, QueuePush, ShimBd, TokenWait};
+use npuhal_amdxdna::format::registers::Direction;
 use npuhal_amdxdna::format::txn::{Builder, Header, Version};
 use npuhal_amdxdna::silicon::Silicon;
 
@@ -34,11 +34,11 @@ pub fn copy(silicon: Silicon, version: Version, words: u32, streams: u8, portion
         (0..columns).flat_map(|column| (0..channels as u8).map(move |channel| (column, channel))).collect();
     for (i, &(column, channel)) in lanes.iter().enumerate() {
         let offset_bytes = 4 * u64::from(part_words) * i as u64;
-        task(&mut code, column, Direction::S2mm, channel, 2 * channel, part_words, 1, offset_bytes)?;
-        task(&mut code, column, Direction::Mm2s, channel, 2 * channel + 1, part_words, 0, offset_bytes)?;
+        linear_task(&mut code, column, Direction::S2mm, channel, 2 * channel, part_words, 1, offset_bytes)?;
+        linear_task(&mut code, column, Direction::Mm2s, channel, 2 * channel + 1, part_words, 0, offset_bytes)?;
     }
     for (column, channel) in lanes {
-        code.wait(await_output(column, channel));
+        code.wait(await_token(Direction::S2mm, column, channel));
     }
     let image = image(columns, &program)?;
     Ok(Kit { name: "copy".to_owned(), columns, image, image_id: COPY as u16, code: code.into_stream(), buffers: 2 })
@@ -55,34 +55,11 @@ pub fn vector_scale(silicon: Silicon, version: Version, elements: u32, portion: 
     }
     let program = ProgramDescription { id: VECTOR_SCALE, dimensions: vec![elements, portion] };
     let mut code = Builder::new(Header::new(version, dev_gen(silicon), 1));
-    task(&mut code, 0, Direction::S2mm, 0, 0, elements, 2, 0)?;
-    task(&mut code, 0, Direction::Mm2s, 1, 1, 1, 1, 0)?;
-    task(&mut code, 0, Direction::Mm2s, 0, 2, elements, 0, 0)?;
-    code.wait(await_output(0, 0));
+    linear_task(&mut code, 0, Direction::S2mm, 0, 0, elements, 2, 0)?;
+    linear_task(&mut code, 0, Direction::Mm2s, 1, 1, 1, 1, 0)?;
+    linear_task(&mut code, 0, Direction::Mm2s, 0, 2, elements, 0, 0)?;
+    code.wait(await_token(Direction::S2mm, 0, 0));
     let image = image(1, &program)?;
     let (name, image_id) = ("vector_scale".to_owned(), VECTOR_SCALE as u16);
     Ok(Kit { name, columns: 1, image, image_id, code: code.into_stream(), buffers: 3 })
-}
-
-/// One linear task: descriptor, address of a buffer, queue entry. Outputs issue a token.
-fn task(
-    code: &mut Builder,
-    column: u8,
-    direction: Direction,
-    channel: u8,
-    bd: u8,
-    length_words: u32,
-    buffer: u32,
-    offset_bytes: u64,
-) -> Result<(), KitError> {
-    let descriptor = ShimBd { length_words, burst: 2, valid: true, ..ShimBd::default() };
-    code.shim_bd(column, bd, &descriptor)?;
-    code.patch_shim_bd(column, bd, buffer, offset_bytes)?;
-    let push = QueuePush { start_bd: bd.into(), repeat: 1, issue_token: direction == Direction::S2mm };
-    code.push_shim_task(column, direction, channel, push)?;
-    Ok(())
-}
-
-fn await_output(column: u8, channel: u8) -> TokenWait {
-    TokenWait { direction: Direction::S2mm, row: 0, column, row_count: 1, column_count: 1, channel }
 }

@@ -9,16 +9,18 @@ mod designs;
 mod image;
 mod md5;
 mod qwen3;
+mod xdna1;
 
 pub use designs::{copy, vector_scale};
 pub use image::{configuration, image};
 pub use qwen3::{QWEN3_CONTEXTS, QWEN3_POSITIONS_MAX, Qwen3Kit, qwen3, qwen3_head_code, qwen3_layer_code};
+pub use xdna1::{XDNA1_KIT_FILE, Xdna1Argument, Xdna1Design, Xdna1Kernel, Xdna1Kit, Xdna1Model};
 
 use npuhal_amdxdna::format::cdo::CdoError;
 use npuhal_amdxdna::format::elf::{ArgumentSymbol, ElfError, FullElfSpec, PartialElfSpec, PatchEntry};
-use npuhal_amdxdna::format::registers::RegisterError;
+use npuhal_amdxdna::format::registers::{Direction, QueuePush, RegisterError, ShimBd, TokenWait};
 use npuhal_amdxdna::format::reloc::{AssembledCode, PARTIAL_ARGUMENT_BASE, RelocError, Schema, assemble};
-use npuhal_amdxdna::format::txn::{OpKind, Stream, TxnError};
+use npuhal_amdxdna::format::txn::{Builder, OpKind, Stream, TxnError};
 use npuhal_amdxdna::format::xclbin::{
     AddressQualifier, AiePdi, CdoGroup, CdoGroupKind, DesignSpec, Kernel, KernelArgument, Metadata, Partition,
     XclbinError,
@@ -31,6 +33,16 @@ pub const COPY: u32 = 1;
 pub const VECTOR_SCALE: u32 = 2;
 /// Core programs `qwen3-layer` and `qwen3-lmhead`, which share a configuration: [`crate::design::qwen3`].
 pub const QWEN3: u32 = 0x10;
+/// Core program `smollm-engine`: [`crate::design::xdna1`].
+pub const SMOLLM_ENGINE: u32 = 0x20;
+/// Core program `qwen-engine`.
+pub const QWEN_ENGINE: u32 = 0x21;
+/// Core program `smollm-chunk`.
+pub const SMOLLM_CHUNK: u32 = 0x22;
+/// Core program `qwen-chunk`.
+pub const QWEN_CHUNK: u32 = 0x23;
+/// Core program `w8-projection`.
+pub const W8_PROJECTION: u32 = 0x24;
 
 /// Id that the xclbin gives its kernel.
 const KERNEL_ID: u64 = 0x901;
@@ -256,4 +268,28 @@ pub(crate) fn dev_gen(silicon: Silicon) -> u8 {
         true => npuhal_amdxdna::format::txn::DEV_GEN_AIE2P,
         false => npuhal_amdxdna::format::txn::DEV_GEN_AIE2,
     }
+}
+
+/// One linear task: descriptor, address of a buffer, queue entry. Outputs issue a token.
+fn linear_task(
+    code: &mut Builder,
+    column: u8,
+    direction: Direction,
+    channel: u8,
+    bd: u8,
+    length_words: u32,
+    buffer: u32,
+    offset_bytes: u64,
+) -> Result<(), KitError> {
+    let descriptor = ShimBd { length_words, burst: 2, valid: true, ..ShimBd::default() };
+    code.shim_bd(column, bd, &descriptor)?;
+    code.patch_shim_bd(column, bd, buffer, offset_bytes)?;
+    let push = QueuePush { start_bd: bd.into(), repeat: 1, issue_token: direction == Direction::S2mm };
+    code.push_shim_task(column, direction, channel, push)?;
+    Ok(())
+}
+
+/// Waits for one token of a shim channel.
+fn await_token(direction: Direction, column: u8, channel: u8) -> TokenWait {
+    TokenWait { direction, row: 0, column, row_count: 1, column_count: 1, channel }
 }

@@ -1,0 +1,500 @@
+//! The route of the lane: where an xdna1 package runs on a first-generation NPU, and how.
+//!
+//! One route, four placements. All layers on the NPU go through the single-dispatch engine, or through chunked graphs where the
+//! user or the kit wants it so; leading layers on the NPU go through chunked graphs, the rest runs on the CPU; no layer on the
+//! NPU is the CPU alone. What the CPU does comes as segments from the host.
+
+use crate::chunk::{ChunkFormat, LAYERS_PER_DISPATCH};
+use crate::error::LaneError;
+use crate::kit::{Design, KIT_FOLDER, Kit, KitError};
+use crate::layout::{POSITIONS, check_widths};
+use crate::placement::LayerPlacement;
+use crate::segment::{
+    ChunkPlan, Chunked, DISPATCH_TIMEOUT, Engine, NpuHead, SegmentError, SegmentOptions, Timed,
+    VIRTUAL_DISPATCH_TIMEOUT,
+};
+use crate::settings::{KEYS, Settings};
+use crate::weights::PackageWeights;
+use npuhal_core::card::{DeviceCard, Generation};
+use npuhal_core::device::Device;
+use npuhal_core::pipeline::Pipeline;
+use npuhal_core::stage::{Control, Placement, Segment, Session, Takes, Yields};
+use npuhal_models::package::{Family, OpenOptions, Package, PackageError, Shape};
+use npuhal_models::source::Format;
+use npuhal_models::{ModelConfig, ModelError, ModelSource};
+use npuhal_registry::{
+    CostSource, Decline, DeviceCost, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Reason, Route,
+    RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
+};
+use std::error::Error;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Name of the route.
+pub const NAME: &str = "xdna1";
+/// Wall time of a dispatch that does next to nothing, as published.
+const DISPATCH_SECONDS: f64 = 0.38e-3;
+/// Route that the CPU's parts come from.
+const CPU_ROUTE: &str = "cpu";
+
+/// Runs xdna1 packages on first-generation NPUs.
+pub struct Xdna1Route;
+
+impl Route for Xdna1Route {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["llama", "qwen2"]
+    }
+
+    fn option_keys(&self) -> &[&str] {
+        &KEYS
+    }
+
+    fn fitness(&self, model: &ModelSource, devices: &[DeviceCard], options: &Options) -> Fitness {
+        let unavailable = |reason: String| Fitness::Declines(Decline::Unavailable(Reason::new(reason)));
+        let Some(card) = devices.iter().find(|card| card.generation == Generation::Xdna1) else {
+            // The user is told only where an NPU was asked for.
+            let reason = Reason::new("no first-generation NPU is among the usable devices");
+            let is_asked = options.npu_layers.is_some();
+            return Fitness::Declines(if is_asked { Decline::Unavailable(reason) } else { Decline::Optional(reason) });
+        };
+        if model.format() != Format::Xdna1Package {
+            // A model of another size can never be converted.
+            return match template(model) {
+                Some(_) => unavailable("make an xdna1 package of the model first, with `npuhal convert`".to_owned()),
+                None => Fitness::Declines(Decline::NotMine),
+            };
+        }
+        match Plan::new(model, options) {
+            Ok(plan) => Fitness::Serves(plan.service(card, model)),
+            Err(problem) => unavailable(problem.to_string()),
+        }
+    }
+
+    fn segment_on(
+        &self,
+        request: SegmentRequest<'_>,
+        device: &str,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Segment>, RouteError> {
+        let SegmentRequest { model, span, options, positions } = request;
+        // The chunked graphs embed the token, and hand on the residual stream.
+        if span.takes != Takes::Tokens || span.yields != Yields::Hidden || span.layers.is_empty() {
+            return Err(RouteError::NoSegments { route: NAME.to_owned(), span });
+        }
+        let count = u32::try_from(span.layers.len()).unwrap_or(u32::MAX);
+        let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
+        options.context_positions = positions.or(options.context_positions);
+        options.route_options.insert("engine".to_owned(), "off".to_owned());
+        let plan = Plan::new(model, &options).map_err(|problem| RouteError::Declined {
+            route: NAME.to_owned(),
+            reason: Reason::new(problem.to_string()),
+        })?;
+        let device: Arc<dyn Device> = Arc::from(host.open_device(device)?);
+        let service = plan.service(device.card(), model);
+        let opening = Opening { model, options: &options, host, service: &service, plan: &plan };
+        opening.leading_chunks(device)
+    }
+
+    fn cost(&self, model: &ModelSource, device: &DeviceCard, _: &Options) -> Option<DeviceCost> {
+        if model.format() != Format::Xdna1Package || device.generation != Generation::Xdna1 {
+            return None;
+        }
+        let family = Family::from_model_type(&model.config().model_type).ok()?;
+        // Published by whom `source` names: time on the NPU of a token's chunked dispatches, and the engine's decode rate.
+        let (format, chunked_seconds, engine_rate) = match family {
+            Family::Llama => (ChunkFormat::SmolLmBf16, 50e-3, 74.61),
+            Family::Qwen2 => (ChunkFormat::QwenBf16, 590e-3, 28.83),
+        };
+        let (layers, per_dispatch) = (family.shape().layers, LAYERS_PER_DISPATCH);
+        let fixed_seconds = DISPATCH_SECONDS * layers.div_ceil(per_dispatch) as f64;
+        let layer_bytes = format.layer_bytes() as u64;
+        Some(DeviceCost {
+            layer_bytes,
+            bytes_per_second: layer_bytes as f64 * layers as f64 / (chunked_seconds - fixed_seconds),
+            dispatch_seconds: DISPATCH_SECONDS,
+            layers_per_dispatch: per_dispatch,
+            head_seconds: None,
+            whole_seconds: Some(1.0 / engine_rate),
+            source: CostSource::Published("c8dhjp4tyv-bit/hawkpoint-npu-llm".to_owned()),
+        })
+    }
+
+    fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {
+        let OpenRequest { model, service, options, host, .. } = request;
+        let plan = Plan::new(model, options).map_err(|problem| RouteError::Declined {
+            route: NAME.to_owned(),
+            reason: Reason::new(problem.to_string()),
+        })?;
+        let opening = Opening { model, options, host, service, plan: &plan };
+        let segments = opening.segments()?;
+        Ok(Session::Stepper(Box::new(Pipeline::new(segments, model.config().layers)?)))
+    }
+}
+
+/// The family whose graphs could run the model once it is a package.
+fn template(model: &ModelSource) -> Option<Family> {
+    let config = model.config();
+    Family::from_model_type(&config.model_type).ok().filter(|family| shape_of(config) == family.shape())
+}
+
+fn shape_of(config: &ModelConfig) -> Shape {
+    Shape {
+        hidden_size: config.hidden_size,
+        intermediate_size: config.intermediate_size,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        layers: config.layers,
+        vocab_size: config.vocab_size,
+    }
+}
+
+/// Why a model cannot be placed.
+#[derive(Debug, Error)]
+enum Problem {
+    #[error("{0}")]
+    Setting(String),
+    #[error(transparent)]
+    Placement(#[from] crate::PlacementError),
+    #[error(transparent)]
+    Kit(#[from] KitError),
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    #[error(transparent)]
+    Package(#[from] PackageError),
+}
+
+/// How the layers run on the NPU.
+#[derive(Debug, Clone, PartialEq)]
+enum Form {
+    /// None does.
+    None,
+    /// All, in one dispatch.
+    Engine,
+    /// In chunks.
+    Chunks { format: ChunkFormat, plan: ChunkPlan },
+}
+
+/// A placement that the kit can serve.
+#[derive(Debug, Clone)]
+struct Plan {
+    family: Family,
+    shape: Shape,
+    settings: Settings,
+    layers: LayerPlacement,
+    form: Form,
+    /// The kit, where a layer runs on the NPU.
+    kit: Option<Kit>,
+    /// Why the engine is not used although it could be.
+    note: &'static str,
+    window: u32,
+}
+
+impl Plan {
+    fn new(model: &ModelSource, options: &Options) -> Result<Self, Problem> {
+        let settings = Settings::of(&options.route_options).map_err(Problem::Setting)?;
+        let shape = shape_of(model.config());
+        let family = Family::from_model_type(&model.config().model_type)?;
+        check_widths(NAME, family, family, shape)?;
+        let window = window(options)?;
+        let layers = layers(shape.layers, options.npu_layers)?;
+        check_settings(&settings, family, layers)?;
+        let mut plan = Self { family, shape, settings, layers, form: Form::None, kit: None, note: "", window };
+        if !layers.npu().is_empty() {
+            let kit = Kit::read(&kernels_folder(model, options))?;
+            (plan.form, plan.note) = form(&kit, &settings, family, shape, layers)?;
+            if plan.has_npu_head() {
+                kit.find(Design::W8Projection, shape.layers, shape)?;
+            }
+            plan.kit = Some(kit);
+        }
+        Ok(plan)
+    }
+
+    /// Whether the int8 projection runs the head.
+    fn has_npu_head(&self) -> bool {
+        self.settings.npu_head && self.family == Family::Llama && self.layers.cpu().is_empty()
+    }
+
+    fn service(&self, card: &DeviceCard, model: &ModelSource) -> Service {
+        let cpu = self.settings.cpu_stage;
+        let detail = match &self.form {
+            Form::None => format!("no layer on the NPU; CPU numerics {cpu}"),
+            Form::Engine if self.family == Family::Qwen2 => "one dispatch a token".to_owned(),
+            Form::Engine => "one dispatch a token, head on the CPU".to_owned(),
+            Form::Chunks { format, plan } => {
+                let head = match () {
+                    () if self.has_npu_head() => "int8 head on the NPU",
+                    () => "head on the CPU",
+                };
+                let weights = if *format == ChunkFormat::SmolLmW8 { ", int8 weights" } else { "" };
+                let note = self.note;
+                format!("{} dispatches a token{weights}, {head}, CPU numerics {cpu}{note}", plan.chunks.len())
+            }
+        };
+        Service {
+            device: card.id.clone(),
+            window: self.window,
+            placement: self.placement(&card.id),
+            speed: match self.form {
+                Form::None => SpeedClass::Reference,
+                Form::Engine => SpeedClass::Engine,
+                Form::Chunks { .. } => SpeedClass::Hybrid,
+            },
+            expected: None,
+            memory_bytes: Some(self.npu_bytes() + self.cpu_bytes(model)),
+            detail,
+        }
+    }
+
+    /// Bytes of the device buffers.
+    fn npu_bytes(&self) -> u64 {
+        let buffers = |design: Design, layers: usize| {
+            let arguments = design.arguments(self.shape, layers).unwrap_or_default();
+            arguments.iter().map(|argument| argument.bytes).sum::<u64>()
+        };
+        let layers = match &self.form {
+            Form::None => 0,
+            Form::Engine => buffers(Design::engine(self.family), self.shape.layers),
+            Form::Chunks { format, plan } => {
+                plan.chunks.iter().map(|chunk| buffers(Design::of_chunk(*format), chunk.len())).sum()
+            }
+        };
+        layers + if self.has_npu_head() { buffers(Design::W8Projection, self.shape.layers) } else { 0 }
+    }
+
+    /// Bytes of the weights that the CPU reads.
+    fn cpu_bytes(&self, model: &ModelSource) -> u64 {
+        let has_head = !(self.has_npu_head() || self.form == Form::Engine && self.family == Family::Qwen2);
+        let head = model.head().map_or(0, |head| head.bytes().len() as u64);
+        let layers = model.tensors().filter_map(|(role, tensor)| match role {
+            npuhal_models::TensorRole::Layer(layer, _) if self.layers.cpu().contains(&layer) => {
+                Some(tensor.bytes().len() as u64)
+            }
+            _ => None,
+        });
+        layers.sum::<u64>() + if has_head { head } else { 0 }
+    }
+
+    fn placement(&self, device: &str) -> Vec<Placement> {
+        let place =
+            |layers: Range<usize>, device: &str, yields| Placement { layers, device: device.to_owned(), yields };
+        let (npu, end) = (self.layers.npu(), self.shape.layers);
+        match self.form {
+            Form::None => vec![place(0..end, CPU_ROUTE, Yields::Logits)],
+            Form::Engine if self.family == Family::Qwen2 => vec![place(npu, device, Yields::Logits)],
+            Form::Engine => vec![place(npu, device, Yields::Normed), place(end..end, CPU_ROUTE, Yields::Logits)],
+            Form::Chunks { .. } => {
+                let head = if self.has_npu_head() { device } else { CPU_ROUTE };
+                vec![
+                    place(npu, device, Yields::Hidden),
+                    place(self.layers.cpu(), CPU_ROUTE, Yields::Normed),
+                    place(end..end, head, Yields::Logits),
+                ]
+            }
+        }
+    }
+}
+
+fn window(options: &Options) -> Result<u32, Problem> {
+    let most = POSITIONS as u32;
+    match options.context_positions {
+        None => Ok(most),
+        Some(positions) if (1..=most).contains(&positions) => Ok(positions),
+        Some(positions) => {
+            Err(Problem::Setting(format!("a context of {positions} positions was asked for; the designs have {most}")))
+        }
+    }
+}
+
+fn layers(count: usize, asked: Option<NpuLayers>) -> Result<LayerPlacement, Problem> {
+    Ok(match asked {
+        None => LayerPlacement::new(count, None, None)?,
+        Some(NpuLayers::Count(layers)) => LayerPlacement::new(count, Some(layers as usize), None)?,
+        Some(NpuLayers::Percent(percent)) => LayerPlacement::new(count, None, Some(percent))?,
+        Some(other) => {
+            return Err(Problem::Setting(format!("layers on the NPU cannot be {other:?} here; give a number")));
+        }
+    })
+}
+
+/// Settings that cannot be together.
+fn check_settings(settings: &Settings, family: Family, layers: LayerPlacement) -> Result<(), Problem> {
+    let bad = |reason: &str| Err(Problem::Setting(reason.to_owned()));
+    if settings.w8 && family == Family::Qwen2 {
+        return bad("w8=on: only the SmolLM graphs have int8 weights");
+    }
+    if settings.npu_head && family == Family::Qwen2 && !settings.engine {
+        return bad("npu_head=on: the Qwen head runs on the NPU inside the engine only; leave engine on");
+    }
+    if settings.npu_head && !layers.cpu().is_empty() {
+        return bad("npu_head=on: the head follows the last layer, which runs on the CPU");
+    }
+    if !settings.cpu_final_norm && (layers.is_hybrid() || !settings.engine || settings.w8 || settings.npu_head) {
+        return bad("cpu_final_norm=off: no design computes the final norm alone; only the engine has it");
+    }
+    Ok(())
+}
+
+/// The engine where it can be, else chunks.
+fn form(
+    kit: &Kit,
+    settings: &Settings,
+    family: Family,
+    shape: Shape,
+    layers: LayerPlacement,
+) -> Result<(Form, &'static str), Problem> {
+    let wants_engine =
+        settings.engine && layers.cpu().is_empty() && (family == Family::Qwen2 || !settings.w8 && !settings.npu_head);
+    let design = Design::engine(family);
+    let mut note = "";
+    if wants_engine {
+        let has_engine = kit.kernels_of(design).next().is_some();
+        let has_chunks = kit.kernels_of(chunk_design(settings, family)).next().is_some();
+        // A kernel that is there but does not fit is an error, not a reason for the slower form.
+        if has_engine || !has_chunks {
+            kit.find(design, shape.layers, shape)?;
+            return Ok((Form::Engine, note));
+        }
+        note = "; the kit has no engine";
+        if !settings.cpu_final_norm {
+            return Err(Problem::Setting("cpu_final_norm=off: the kit has no engine".to_owned()));
+        }
+    }
+    let format = chunk_format(settings, family);
+    let plan = ChunkPlan::new(kit, format, shape, layers.npu().len(), settings.chunk)?;
+    Ok((Form::Chunks { format, plan }, note))
+}
+
+fn chunk_format(settings: &Settings, family: Family) -> ChunkFormat {
+    match family {
+        Family::Llama if settings.w8 => ChunkFormat::SmolLmW8,
+        Family::Llama => ChunkFormat::SmolLmBf16,
+        Family::Qwen2 => ChunkFormat::QwenBf16,
+    }
+}
+
+fn chunk_design(settings: &Settings, family: Family) -> Design {
+    Design::of_chunk(chunk_format(settings, family))
+}
+
+fn kernels_folder(model: &ModelSource, options: &Options) -> PathBuf {
+    options.kernels.clone().unwrap_or_else(|| model.path().join(KIT_FOLDER))
+}
+
+/// A session that is being opened.
+struct Opening<'a> {
+    model: &'a ModelSource,
+    options: &'a Options,
+    host: &'a dyn Host,
+    service: &'a Service,
+    plan: &'a Plan,
+}
+
+impl Opening<'_> {
+    fn segments(&self) -> Result<Vec<Box<dyn Segment>>, RouteError> {
+        let Plan { layers, form, kit, .. } = self.plan;
+        let end = self.model.config().layers;
+        let Some(kit) = kit else {
+            // No device is opened for what does not run on it.
+            return Ok(vec![self.cpu(0..end, Takes::Tokens, Yields::Logits, "cpu_decoder")?]);
+        };
+        let device: Arc<dyn Device> = Arc::from(self.host.open_device(&self.service.device)?);
+        let options = self.segment_options(&device);
+        let package = self.package()?;
+        let theta = package.metadata().rope_theta;
+        let weights = PackageWeights::new(&package).map_err(|error| backend(error.into()))?;
+        let mut segments: Vec<Box<dyn Segment>> = Vec::new();
+        if let Form::Chunks { format, plan } = form {
+            let chunked = Chunked::load(Arc::clone(&device), weights.clone(), theta, kit, *format, plan, options);
+            segments.push(Box::new(chunked.map_err(of_segment)?));
+            segments.push(self.cpu(layers.cpu(), Takes::Hidden, Yields::Normed, "cpu_decoder")?);
+            segments.push(if self.plan.has_npu_head() {
+                Box::new(NpuHead::load(device, &weights, kit, options).map_err(of_segment)?)
+            } else {
+                self.cpu(end..end, Takes::Normed, Yields::Logits, "cpu_lm_head")?
+            });
+        } else {
+            let engine = Engine::load(device, weights, theta, kit, options).map_err(of_segment)?;
+            let has_head = engine.yields() == Yields::Logits;
+            segments.push(Box::new(engine));
+            if !has_head {
+                segments.push(self.cpu(end..end, Takes::Normed, Yields::Logits, "cpu_lm_head")?);
+            }
+        }
+        Ok(segments)
+    }
+
+    /// Leading layers alone, in chunks.
+    fn leading_chunks(&self, device: Arc<dyn Device>) -> Result<Box<dyn Segment>, RouteError> {
+        let (Form::Chunks { format, plan }, Some(kit)) = (&self.plan.form, &self.plan.kit) else {
+            let reason = Reason::new("its kit has no chunked graphs, which run a part of a model's layers");
+            return Err(RouteError::Declined { route: NAME.to_owned(), reason });
+        };
+        let options = self.segment_options(&device);
+        let package = self.package()?;
+        let theta = package.metadata().rope_theta;
+        let weights = PackageWeights::new(&package).map_err(|error| backend(error.into()))?;
+        let chunked = Chunked::load(device, weights, theta, kit, *format, plan, options).map_err(of_segment)?;
+        Ok(Box::new(chunked))
+    }
+
+    fn segment_options(&self, device: &Arc<dyn Device>) -> SegmentOptions {
+        let settings = &self.plan.settings;
+        let mut options = SegmentOptions::new(self.service.window, self.timeout(device.card()));
+        options.keeps_prefix = settings.prefix_cache;
+        options.profiles = settings.profile;
+        if let Some(threads) = self.options.threads {
+            options.threads = threads;
+        }
+        options
+    }
+
+    /// A part on the CPU: layers and norms in the arithmetic of the lane's CPU stage, a head alone in that of the session.
+    fn cpu(
+        &self,
+        layers: Range<usize>,
+        takes: Takes,
+        yields: Yields,
+        name: &'static str,
+    ) -> Result<Box<dyn Segment>, RouteError> {
+        let Settings { cpu_stage, profile, .. } = self.plan.settings;
+        let numerics: Numerics = if takes == Takes::Normed { self.options.numerics } else { cpu_stage };
+        let options = Options { numerics, npu_layers: None, ..self.options.clone() };
+        let request = SegmentRequest {
+            model: self.model,
+            span: SegmentSpan { layers, takes, yields },
+            options: &options,
+            positions: Some(self.service.window),
+        };
+        let segment = self.host.open_segment(CPU_ROUTE, request)?;
+        Ok(if profile { Box::new(Timed::new(segment, name)) } else { segment })
+    }
+
+    /// The package itself: the model as the host sees it has no int8 codes. Its files were verified when the model was opened.
+    fn package(&self) -> Result<Package, RouteError> {
+        let options = OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
+        Package::open(self.model.path(), options).map_err(|error| RouteError::Model(ModelError::from(error)))
+    }
+
+    fn timeout(&self, card: &DeviceCard) -> std::time::Duration {
+        let usual = if card.is_virtual { VIRTUAL_DISPATCH_TIMEOUT } else { DISPATCH_TIMEOUT };
+        self.plan.settings.timeout.unwrap_or(usual)
+    }
+}
+
+fn of_segment(error: SegmentError) -> RouteError {
+    match error {
+        SegmentError::Device(error) => RouteError::Device(error),
+        other => backend(other.into()),
+    }
+}
+
+fn backend(source: Box<dyn Error + Send + Sync>) -> RouteError {
+    RouteError::Backend { route: NAME.to_owned(), source }
+}

@@ -1,0 +1,332 @@
+//! The chunked graphs: the leading layers of a model, a few in each dispatch.
+
+use super::generation::{Dispatch, Generation, Life};
+use super::{Phases, SegmentError, SegmentOptions, admit, packed, widen, zeroed};
+use crate::chunk::{ChunkFormat, pack_qwen_params, pack_smollm_gammas};
+use crate::header::{ROPE_ROW_ELEMENTS, RotaryTable};
+use crate::kit::{Design, KernelImage, Kit, KitError, chunk_cache_bytes};
+use crate::layout::{BF16_BYTES, CACHE_OBJECT_ELEMENTS, POSITIONS};
+use crate::weights::PackageWeights;
+use npuhal_core::device::{BufferRef, Device};
+use npuhal_core::dtype::bf16_value;
+use npuhal_core::error::RunError;
+use npuhal_core::stage::{
+    Control, HiddenRows, PhaseTime, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
+};
+use npuhal_models::package::{HEAD_DIM, Shape};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How layers are cut into dispatches: the largest kernels first, smaller ones for the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkPlan {
+    /// The dispatches in order.
+    pub chunks: Vec<Range<usize>>,
+}
+
+impl ChunkPlan {
+    /// Cuts `layers` leading layers into dispatches of at most `limit` layers, each of a size that the kit has a kernel for.
+    ///
+    /// # Errors
+    /// As [`Kit::find`] for the first dispatch that has no kernel.
+    pub fn new(kit: &Kit, format: ChunkFormat, shape: Shape, layers: usize, limit: usize) -> Result<Self, KitError> {
+        let design = Design::of_chunk(format);
+        let sizes = kit.chunk_sizes(design, shape);
+        let mut chunks = Vec::new();
+        let mut first = 0;
+        while first < layers {
+            let wanted = limit.clamp(1, layers - first);
+            let size = sizes.iter().rev().find(|size| **size <= wanted).copied().unwrap_or(wanted);
+            // What the kit states must fit also where the size is right.
+            kit.find(design, size, shape)?;
+            chunks.push(first..first + size);
+            first += size;
+        }
+        Ok(Self { chunks })
+    }
+}
+
+/// Leading layers of a model on the NPU: tokens in, the residual stream out. Keys and values stay in device buffers, which the
+/// graphs extend themselves.
+pub struct Chunked {
+    life: Life,
+    device: Arc<dyn Device>,
+    format: ChunkFormat,
+    weights: PackageWeights,
+    rotary: RotaryTable,
+    images: Vec<KernelImage>,
+    chunks: Vec<Chunk>,
+    rope: BufferRef,
+    hidden: BufferRef,
+    options: SegmentOptions,
+    /// Positions that the caches hold.
+    len: u32,
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+    taps: Vec<Tap>,
+    sink: Option<Box<dyn TapSink>>,
+    phases: Phases,
+}
+
+struct Chunk {
+    layers: Range<usize>,
+    /// Its kernel among the images.
+    image: usize,
+    weights: BufferRef,
+    params: BufferRef,
+    cache: BufferRef,
+}
+
+impl Chunked {
+    /// Loads the kernels that `plan` needs, allocates the buffers and packs the weights. `theta` is the base of the rotary
+    /// frequencies. No context is opened.
+    ///
+    /// # Errors
+    /// [`SegmentError`]; nothing stays allocated.
+    pub fn load(
+        device: Arc<dyn Device>,
+        weights: PackageWeights,
+        theta: f32,
+        kit: &Kit,
+        format: ChunkFormat,
+        plan: &ChunkPlan,
+        options: SegmentOptions,
+    ) -> Result<Self, SegmentError> {
+        let (design, shape) = (Design::of_chunk(format), weights.shape());
+        let mut images: Vec<KernelImage> = Vec::new();
+        for layers in &plan.chunks {
+            if !images.iter().any(|image| image.layers == layers.len()) {
+                images.push(kit.load(design, layers.len(), shape)?);
+            }
+        }
+        let chunk = |layers: &Range<usize>| -> Result<Chunk, SegmentError> {
+            let arguments = design.arguments(shape, layers.len())?;
+            let label = |what: &str| format!("layers {}..{} {what}", layers.start, layers.end);
+            let pack_params = match format {
+                ChunkFormat::QwenBf16 => pack_qwen_params,
+                _ => pack_smollm_gammas,
+            };
+            Ok(Chunk {
+                // Every size of the plan is among the images.
+                image: images.iter().position(|image| image.layers == layers.len()).unwrap_or(0),
+                weights: packed(&*device, arguments[0].bytes as usize, label("weights"), |bytes| {
+                    format.pack(&weights, layers.clone(), bytes, options.threads)
+                })?,
+                params: packed(&*device, arguments[1].bytes as usize, label("parameters"), |bytes| {
+                    pack_params(&weights, layers.clone(), bytes)
+                })?,
+                cache: zeroed(&*device, chunk_cache_bytes(shape, layers.len()), &label("KV cache"))?,
+                layers: layers.clone(),
+            })
+        };
+        let chunks = plan.chunks.iter().map(chunk).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            life: Life::default(),
+            rope: zeroed(&*device, ROPE_ROW_ELEMENTS * BF16_BYTES, "rotary row")?,
+            hidden: zeroed(&*device, shape.hidden_size * BF16_BYTES, "hidden row")?,
+            device,
+            format,
+            rotary: RotaryTable::new(theta),
+            taps: taps_of(&chunks),
+            weights,
+            images,
+            chunks,
+            options,
+            len: 0,
+            bytes: Vec::new(),
+            values: Vec::new(),
+            sink: None,
+            phases: Phases::default(),
+        })
+    }
+
+    /// How it reads its weights.
+    #[must_use]
+    pub fn format(&self) -> ChunkFormat {
+        self.format
+    }
+
+    /// Consecutive chunks that run as one list: those of one kernel container.
+    fn lists(&self) -> Vec<Range<usize>> {
+        let container = |index: usize| &self.images[self.chunks[index].image].xclbin_sha256;
+        let mut lists: Vec<Range<usize>> = Vec::new();
+        for index in 0..self.chunks.len() {
+            match lists.last_mut() {
+                Some(last) if container(last.start) == container(index) => last.end = index + 1,
+                _ => lists.push(index..index + 1),
+            }
+        }
+        lists
+    }
+
+    /// Runs a row that was admitted; leaves the residual stream in `self.values`.
+    fn run(&mut self, row: Row) -> Result<(), RunError> {
+        let bad_rows = |error: crate::LaneError| RunError::BadRows { reason: error.to_string() };
+        let started = Instant::now();
+        self.bytes.resize(self.weights.shape().hidden_size * BF16_BYTES, 0);
+        self.weights.copy_embedding(row.token, &mut self.bytes).map_err(bad_rows)?;
+        self.hidden.write(0, &self.bytes)?;
+        let started = self.phases.add("embedding", started);
+        let rotation = self.rotary.chunk_row(row.position).map(u16::to_le_bytes);
+        self.rope.write(0, rotation.as_flattened())?;
+        let started = self.phases.add("rope_lut", started);
+        // An observer sees what is between the chunks, so each runs by itself: those lists follow the others.
+        let whole = self.lists().len();
+        if self.sink.is_none() {
+            (0..whole).try_for_each(|list| self.life.run(list, self.options.timeout))?;
+        } else {
+            for chunk in 0..self.chunks.len() {
+                self.life.run(whole + chunk, self.options.timeout)?;
+                self.show(row, chunk)?;
+            }
+        }
+        self.hidden.read(0, &mut self.bytes)?;
+        self.phases.add("npu_decoder", started);
+        widen(&self.bytes, &mut self.values, || format!("the hidden row at position {}", row.position))
+    }
+
+    /// Shows what a chunk has left behind: keys and values of its layers, and the residual stream.
+    fn show(&mut self, row: Row, index: usize) -> Result<(), RunError> {
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        let chunk = &self.chunks[index];
+        let heads = self.weights.shape().kv_heads;
+        let vector = HEAD_DIM * BF16_BYTES;
+        let mut bytes = vec![0; vector];
+        let mut tensor = Vec::with_capacity(heads * HEAD_DIM);
+        for (at, layer) in chunk.layers.clone().enumerate() {
+            for (tap, part) in [(Tap::K(layer as u32), 0), (Tap::V(layer as u32), 1)] {
+                tensor.clear();
+                for head in 0..heads {
+                    let object = (at * heads + head) * CACHE_OBJECT_ELEMENTS * BF16_BYTES;
+                    let at_bytes = object + (part * POSITIONS + row.position as usize) * vector;
+                    chunk.cache.read(at_bytes as u64, &mut bytes)?;
+                    let values = bytes.as_chunks::<2>().0.iter().map(|bits| bf16_value(u16::from_le_bytes(*bits)));
+                    tensor.extend(values);
+                }
+                sink.observe(tap, row, &tensor);
+            }
+        }
+        self.hidden.read(0, &mut self.bytes)?;
+        widen(&self.bytes, &mut self.values, || format!("the hidden row at position {}", row.position))?;
+        sink.observe(Tap::LayerOut(chunk.layers.end as u32 - 1), row, &self.values);
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Generation, RunError> {
+        let dispatch = |chunk: &Chunk| {
+            let Chunk { image, weights, params, cache, .. } = chunk;
+            let buffers = [weights, params, &self.rope, &self.hidden, cache].map(BufferRef::clone).to_vec();
+            Dispatch { image: &self.images[*image], buffers }
+        };
+        let single = (0..self.chunks.len()).map(|chunk| chunk..chunk + 1);
+        let lists: Vec<Vec<Dispatch<'_>>> = self
+            .lists()
+            .into_iter()
+            .chain(single)
+            .map(|chunks| self.chunks[chunks].iter().map(dispatch).collect())
+            .collect();
+        Ok(Generation::open(&*self.device, &lists)?)
+    }
+}
+
+impl Segment for Chunked {
+    fn layers(&self) -> Range<usize> {
+        0..self.chunks.last().map_or(0, |chunk| chunk.layers.end)
+    }
+
+    fn takes(&self) -> Takes {
+        Takes::Tokens
+    }
+
+    fn yields(&self) -> Yields {
+        Yields::Hidden
+    }
+
+    fn width(&self) -> usize {
+        self.weights.shape().hidden_size
+    }
+
+    fn capacity(&self) -> SegmentCapacity {
+        SegmentCapacity { positions: self.options.positions, rows_per_call: 1, sequences: 1 }
+    }
+
+    fn device(&self) -> &str {
+        &self.device.card().id
+    }
+
+    fn begin(&mut self) -> Result<(), RunError> {
+        self.life.end();
+        self.phases.clear();
+        if !self.options.keeps_prefix {
+            self.len = 0;
+        }
+        let generation = self.open()?;
+        self.life.begin(generation);
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.life.end();
+    }
+
+    fn forward(
+        &mut self,
+        rows: &[Row],
+        hidden: &mut HiddenRows,
+        want: Want<'_>,
+        control: &Control,
+    ) -> Result<(), RunError> {
+        control.check()?;
+        admit(rows, want, self.options.positions, self.len, self.weights.shape().vocab_size)?;
+        hidden.reset(want.count(rows.len()), self.width());
+        if let Some(row) = rows.first() {
+            self.run(*row)?;
+            if want.selects(0, rows.len()) {
+                hidden.row_mut(0).copy_from_slice(&self.values);
+            }
+            self.len = row.position + 1;
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
+        if sequence != SequenceId(0) {
+            return 0;
+        }
+        self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
+        self.len as usize
+    }
+
+    fn taps(&self) -> &[Tap] {
+        &self.taps
+    }
+
+    fn observe(&mut self, sink: Option<Box<dyn TapSink>>) {
+        self.sink = sink;
+    }
+
+    fn phases(&self) -> Vec<PhaseTime> {
+        self.phases.of(self.options.profiles)
+    }
+}
+
+impl std::fmt::Debug for Chunked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chunked")
+            .field("device", &self.device())
+            .field("format", &self.format)
+            .field("layers", &self.layers())
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+fn taps_of(chunks: &[Chunk]) -> Vec<Tap> {
+    let of_layer = |layer: usize| [Tap::K(layer as u32), Tap::V(layer as u32)];
+    let of_chunk = |chunk: &Chunk| {
+        let last = Tap::LayerOut(chunk.layers.end as u32 - 1);
+        chunk.layers.clone().flat_map(of_layer).chain([last]).collect::<Vec<_>>()
+    };
+    chunks.iter().flat_map(of_chunk).collect()
+}

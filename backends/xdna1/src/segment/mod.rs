@@ -1,0 +1,170 @@
+//! Segments on the NPU: single-dispatch engines, chunked graphs, the int8 head.
+//!
+//! Weights are packed into device buffers once, when a segment is loaded; buffers outlive contexts, so a sequence goes on in the
+//! next generation. [`Segment::begin`](npuhal_core::stage::Segment::begin) opens a context for each container and
+//! [`Segment::end`](npuhal_core::stage::Segment::end) closes them all: on these NPUs contexts of a process go together. A context
+//! that was lost (a time-out, a failed run) is dropped at once.
+//!
+//! Before a dispatch the outputs that will be read are overwritten with NaNs, so that an output that never arrived is seen as an
+//! error and not taken for the result of the token before.
+
+mod chunked;
+mod engine;
+mod generation;
+mod head;
+mod timed;
+
+pub use chunked::{ChunkPlan, Chunked};
+pub use engine::Engine;
+pub use head::NpuHead;
+pub use timed::Timed;
+
+use crate::error::LaneError;
+use crate::kit::KitError;
+use npuhal_core::device::{BufferRef, BufferSpec, Device};
+use npuhal_core::dtype::bf16_value;
+use npuhal_core::error::{DeviceError, RunError};
+use npuhal_core::stage::{PhaseTime, Row, SequenceId, Want};
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// What a dispatch may take on hardware: far above the published 50 ms, below nothing that a driver's watch-dog allows.
+pub const DISPATCH_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a dispatch may take on the virtual NPU, which computes every core's work one after the other.
+pub const VIRTUAL_DISPATCH_TIMEOUT: Duration = Duration::from_secs(300);
+/// Threads that pack weights at most.
+const PACKING_THREADS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
+
+/// How a segment runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentOptions {
+    /// Positions of a sequence.
+    pub positions: u32,
+    /// Whether a sequence goes on in the next generation; otherwise each starts anew.
+    pub keeps_prefix: bool,
+    /// What a dispatch may take.
+    pub timeout: Duration,
+    /// Threads that pack weights.
+    pub threads: NonZeroUsize,
+    /// Whether [`Segment::phases`](npuhal_core::stage::Segment::phases) says where the time went.
+    pub profiles: bool,
+}
+
+impl SegmentOptions {
+    /// All positions, prefixes kept, as many threads as there are processors (but few: memory is the limit).
+    #[must_use]
+    pub fn new(positions: u32, timeout: Duration) -> Self {
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN).min(PACKING_THREADS_MAX);
+        Self { positions, keeps_prefix: true, timeout, threads, profiles: false }
+    }
+}
+
+/// A segment that cannot be loaded. Nothing stays allocated.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SegmentError {
+    /// The kit.
+    #[error(transparent)]
+    Kit(#[from] KitError),
+    /// The weights.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// What every segment checks of the rows of a call: one row, of one sequence, that continues what is held.
+fn admit(rows: &[Row], want: Want<'_>, positions: u32, held: u32, vocab_size: usize) -> Result<(), RunError> {
+    if rows.len() > 1 {
+        return Err(RunError::Capacity { what: "rows of a call", found: rows.len() as u64, limit: 1 });
+    }
+    if let Want::Each(flags) = want
+        && flags.len() != rows.len()
+    {
+        return Err(RunError::BadRows { reason: format!("{} wishes for {} rows", flags.len(), rows.len()) });
+    }
+    let Some(row) = rows.first() else { return Ok(()) };
+    if row.sequence != SequenceId(0) {
+        let found = u64::from(row.sequence.0) + 1;
+        return Err(RunError::Capacity { what: "sequences", found, limit: 1 });
+    }
+    if row.token as usize >= vocab_size {
+        return Err(RunError::BadRows { reason: format!("token {} of a vocabulary of {vocab_size}", row.token) });
+    }
+    if row.position >= positions {
+        let (found, limit) = (u64::from(row.position) + 1, u64::from(positions));
+        return Err(RunError::Capacity { what: "positions", found, limit });
+    }
+    if row.position != held {
+        let reason = format!("position {} of a sequence that holds {held}", row.position);
+        return Err(RunError::BadRows { reason });
+    }
+    Ok(())
+}
+
+/// Allocates a buffer and packs into it in place.
+fn packed(
+    device: &dyn Device,
+    len_bytes: usize,
+    label: String,
+    mut pack: impl FnMut(&mut [u8]) -> Result<(), LaneError>,
+) -> Result<BufferRef, SegmentError> {
+    let buffer = device.allocate(&BufferSpec::tensor(len_bytes as u64, label))?;
+    let mut result = Ok(());
+    buffer.fill(&mut |bytes| result = pack(bytes))?;
+    result?;
+    Ok(buffer)
+}
+
+fn zeroed(device: &dyn Device, len_bytes: usize, label: &str) -> Result<BufferRef, SegmentError> {
+    packed(device, len_bytes, label.to_owned(), |bytes| {
+        bytes.fill(0);
+        Ok(())
+    })
+}
+
+/// A NaN of bf16 and, twice, of f32.
+const POISON: u8 = 0xff;
+
+/// Widens little-endian bf16 into `values`; a value that is no finite number is an error about `what`.
+fn widen(bytes: &[u8], values: &mut Vec<f32>, what: impl FnOnce() -> String) -> Result<(), RunError> {
+    values.clear();
+    values.extend(bytes.as_chunks::<2>().0.iter().map(|bits| bf16_value(u16::from_le_bytes(*bits))));
+    check_finite(values, what)
+}
+
+fn check_finite(values: &[f32], what: impl FnOnce() -> String) -> Result<(), RunError> {
+    // Magnitudes above that of infinity are NaNs, so one comparison of bits finds both.
+    let worst = values.iter().fold(0, |worst, value| worst.max(value.to_bits() & 0x7fff_ffff));
+    if worst >= f32::INFINITY.to_bits() { Err(RunError::NotFinite { what: what() }) } else { Ok(()) }
+}
+
+/// Times of named parts.
+#[derive(Debug, Default)]
+struct Phases(Vec<PhaseTime>);
+
+impl Phases {
+    /// Adds the time since `started` to a part; returns the present time.
+    fn add(&mut self, name: &'static str, started: Instant) -> Instant {
+        let now = Instant::now();
+        let elapsed = now - started;
+        match self.0.iter_mut().find(|phase| phase.name == name) {
+            Some(phase) => {
+                phase.elapsed += elapsed;
+                phase.count += 1;
+            }
+            None => self.0.push(PhaseTime { name, elapsed, count: 1 }),
+        }
+        now
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    fn of(&self, profiles: bool) -> Vec<PhaseTime> {
+        if profiles { self.0.clone() } else { Vec::new() }
+    }
+}
