@@ -260,6 +260,15 @@ pub trait TapSink: Send {
     fn observe(&mut self, tap: Tap, row: Row, values: &[f32]);
 }
 
+/// A sink that several segments of one session write to.
+pub type SharedTapSink = Arc<Mutex<dyn TapSink>>;
+
+impl<S: TapSink + ?Sized> TapSink for Arc<Mutex<S>> {
+    fn observe(&mut self, tap: Tap, row: Row, values: &[f32]) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).observe(tap, row, values);
+    }
+}
+
 /// Time spent in a named part of the work since the generation began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhaseTime {
@@ -269,15 +278,6 @@ pub struct PhaseTime {
     pub elapsed: Duration,
     /// How often.
     pub count: u32,
-}
-
-/// A sink that several segments of one session write to.
-pub type SharedTapSink = Arc<Mutex<dyn TapSink>>;
-
-impl<S: TapSink + ?Sized> TapSink for Arc<Mutex<S>> {
-    fn observe(&mut self, tap: Tap, row: Row, values: &[f32]) {
-        self.lock().unwrap_or_else(PoisonError::into_inner).observe(tap, row, values);
-    }
 }
 
 /// Consecutive layers on one device. Owns its packed weights and its KV cache.
@@ -389,11 +389,6 @@ pub trait Stepper: Send {
     /// Forgets positions from `len` on; returns how many really remain.
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize;
 
-    /// Where the time went since [`Stepper::begin`], stage by stage; empty where nobody measures.
-    fn phases(&self) -> Vec<PhaseTime> {
-        Vec::new()
-    }
-
     /// What can be observed in it, in the order of the computation. Nothing by default.
     fn taps(&self) -> Vec<Tap> {
         Vec::new()
@@ -402,6 +397,11 @@ pub trait Stepper: Send {
     /// Sets or removes the observer. Does nothing where there are no taps.
     fn observe(&mut self, sink: Option<SharedTapSink>) {
         drop(sink);
+    }
+
+    /// Where the time went since [`Stepper::begin`], stage by stage; empty where nobody measures.
+    fn phases(&self) -> Vec<PhaseTime> {
+        Vec::new()
     }
 }
 

@@ -167,7 +167,7 @@ pub struct Options {
 
 impl Options {
     /// Keys that [`Options::set`] takes for every route.
-    pub const KEYS: [&'static str; 5] = ["numerics", "threads", "cpu-features", "context", "sequences"];
+    pub const KEYS: [&'static str; 6] = ["numerics", "threads", "cpu-features", "context", "sequences", "npu-layers"];
 
     /// Sets one option from text. `declared` are the further keys that routes have declared.
     ///
@@ -180,6 +180,7 @@ impl Options {
             "cpu-features" => self.cpu_features = Some(value.to_owned()),
             "context" => self.context_positions = Some(parse_positive("context", value)?),
             "sequences" => self.sequences = Some(parse_positive("sequences", value)?),
+            "npu-layers" => self.npu_layers = Some(parse_npu_layers(value)?),
             _ if declared.contains(&key) => {
                 self.route_options.insert(key.to_owned(), value.to_owned());
             }
@@ -232,6 +233,15 @@ fn parse_count(key: &'static str, value: &str) -> Result<NonZeroUsize, OptionErr
     value.parse().map_err(|_| OptionError::BadValue { key, value: value.to_owned(), allowed: A_COUNT })
 }
 
+fn parse_npu_layers(value: &str) -> Result<NpuLayers, OptionError> {
+    let (key, allowed) = ("npu-layers", "a whole number of layers, or a share of them as 0% to 100%");
+    let bad = || OptionError::BadValue { key, value: value.to_owned(), allowed };
+    match value.strip_suffix('%') {
+        Some(percent) => percent.parse().map(NpuLayers::Percent).map_err(|_| bad()),
+        None => value.parse().map(NpuLayers::Count).map_err(|_| bad()),
+    }
+}
+
 fn parse_positive(key: &'static str, value: &str) -> Result<u32, OptionError> {
     match value.parse() {
         Ok(number) if number > 0 => Ok(number),
@@ -249,6 +259,10 @@ mod tests {
         for pair in ["numerics=exact", "threads=3", "context=512", "sequences=2", "sequences=4", "fw-dir=/a=b"] {
             options.set_pair(pair, &["fw-dir"]).unwrap();
         }
+        options.set_pair("npu-layers=60%", &[]).unwrap();
+        assert_eq!(options.npu_layers, Some(NpuLayers::Percent(60.0)));
+        options.set_pair("npu-layers=8", &[]).unwrap();
+        assert_eq!(options.npu_layers, Some(NpuLayers::Count(8)));
         assert_eq!(options.numerics, Numerics::Exact);
         assert_eq!(options.threads.map(NonZeroUsize::get), Some(3));
         assert_eq!((options.context_positions, options.sequences), (Some(512), Some(4)), "the later value wins");
@@ -264,7 +278,7 @@ mod tests {
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(
             message(options.set("colour", "red", &["fw-dir"])),
-            "unknown option 'colour'; known options: numerics, threads, cpu-features, context, sequences, fw-dir"
+            "unknown option 'colour'; known options: numerics, threads, cpu-features, context, sequences, npu-layers, fw-dir"
         );
         assert!(message(options.set("threads", "0", &[])).contains("a whole number from 1"));
         assert!(message(options.set("context", "-1", &[])).contains("context cannot be '-1'"));

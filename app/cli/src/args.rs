@@ -151,7 +151,8 @@ pub(crate) struct SessionArgs {
     #[arg(long, value_name = "WHAT")]
     pub(crate) prefer: Option<String>,
 
-    /// Leading layers on the NPU; the rest runs on the CPU [default: all, where the NPU serves]
+    /// Leading layers on the NPU; the rest runs on the CPU; auto takes what is the fastest by what is known of the devices
+    /// [default: all, where the NPU serves]
     #[arg(long, value_name = "N", conflicts_with = "npu_percent")]
     pub(crate) npu_layers: Option<String>,
 

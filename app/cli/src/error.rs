@@ -92,7 +92,7 @@ pub(crate) enum CliError {
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
-    Live(#[from] LiveError),
+    Live(Box<LiveError>),
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
     /// The model is one that only an add-on runs, which is not here.
@@ -113,9 +113,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Verdict(code) => *code,
+            Self::Live(error) if matches!(**error, LiveError::Parameters(_)) => 2,
             Self::Usage(_)
             | Self::Api(ApiError::BadUrl { .. } | ApiError::KeyInTheOpen { .. } | ApiError::BadKey)
-            | Self::Live(LiveError::Parameters(_))
             | Self::Store(StoreError::UnknownModel { .. })
             | Self::Package(PackageError::BadId { .. } | PackageError::ReservedId { .. }) => 2,
             _ => 1,
@@ -129,5 +129,11 @@ impl CliError {
             }
             _ => false,
         }
+    }
+}
+
+impl From<LiveError> for CliError {
+    fn from(error: LiveError) -> Self {
+        Self::Live(Box::new(error))
     }
 }

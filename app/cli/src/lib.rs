@@ -19,6 +19,7 @@ mod graph;
 mod kernels;
 mod npu;
 mod packed;
+mod planner;
 mod session;
 mod terminal;
 mod thoughts;

@@ -5,6 +5,7 @@ use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
 use crate::error::CliError;
 use crate::packed;
+use crate::planner::settle;
 use crate::terminal::complain;
 use clap::CommandFactory;
 use npuhal_core::stage::Session;
@@ -72,8 +73,16 @@ pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request
     })
 }
 
+/// The same for commands that compare sessions, each of which is named.
+pub(crate) fn compared_options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
+    match &args.prefer {
+        Some(_) => Err(CliError::Usage("--prefer is for one choice; here every device is named".to_owned())),
+        None => options(registry, args),
+    }
+}
+
 /// What `args` ask of a session, whatever the device.
-pub(crate) fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
+fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError> {
     let numerics = args.numerics.parse().map_err(|error| CliError::Usage(format!("--numerics: {error}")))?;
     let mut options = Options {
         numerics,
@@ -99,8 +108,11 @@ fn npu_layers(args: &SessionArgs) -> Result<Option<NpuLayers>, CliError> {
         return Ok(Some(NpuLayers::Percent(percent)));
     }
     let Some(text) = &args.npu_layers else { return Ok(None) };
-    let count = text.parse().map_err(|_| CliError::Usage(format!("--npu-layers {text}: give a number of layers")))?;
-    Ok(Some(NpuLayers::Count(count)))
+    if text == "auto" {
+        return Ok(Some(NpuLayers::Auto));
+    }
+    let wanted = || CliError::Usage(format!("--npu-layers {text}: give a number of layers, or auto"));
+    Ok(Some(NpuLayers::Count(text.parse().map_err(|_| wanted())?)))
 }
 
 /// The folder of kernels is looked at before a model is fetched or packed.
@@ -138,8 +150,8 @@ pub(crate) fn open_model_for(
     packed::for_device(host, registry, model, request)
 }
 
-/// The model called `spec`. One that cannot be opened is handed to an add-on that names the type it states; where there is none
-/// and only an add-on runs the type, that is said.
+/// The model called `spec`; `verify` as in [`open_source`]. One that cannot be opened is handed to an add-on that names the type it
+/// states; where there is none and only an add-on runs the type, that is said.
 pub(crate) fn open_model(
     host: &Host,
     registry: &Registry,
@@ -178,6 +190,7 @@ pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliErro
     let registry = registry(host)?;
     let mut request = request(&registry, &args.session)?;
     let model = open_model_for(host, &registry, &args.model, &mut request, args.verify)?;
+    settle(host, &registry, &model, &mut request)?;
     Ok(Prepared { model, registry, request })
 }
 
@@ -186,6 +199,7 @@ pub(crate) fn prepare_at(host: &Host, path: &Path, args: &SessionArgs) -> Result
     let registry = registry(host)?;
     let mut request = request(&registry, args)?;
     let model = open_model_for(host, &registry, path.as_os_str(), &mut request, false)?;
+    settle(host, &registry, &model, &mut request)?;
     Ok(Prepared { model, registry, request })
 }
 

@@ -199,10 +199,10 @@ fn a_private_model_that_npuhal_cannot_open_reaches_its_addon() {
     let tokenizer = npuhal_models::q4nx::tokenizer::tokenizer_json(small.vocabulary()).unwrap();
     fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
     let arguments = ["-m", folder.to_str().unwrap(), "--addon", addon.to_str().unwrap()];
-    let said = home.run(&[&["run"], &arguments[..], &["--raw", "-n", "3", "abc"]].concat()).with_code(0);
+    let said = home.run(&[&["run"][..], &arguments[..], &["--raw", "-n", "3", "abc"][..]].concat()).with_code(0);
     assert_eq!(said.out, "abc\n");
     assert!(said.err.contains("using the CPU (route parrot, says what it hears)"), "{}", said.err);
-    let text = home.run(&[&["routes"], &arguments[..]].concat()).with_code(0).out;
+    let text = home.run(&[&["routes"][..], &arguments[..]].concat()).with_code(0).out;
     assert!(text.contains("(type qwen3_5_moe, as its files state; left to an add-on)"), "{text}");
     assert!(text.contains("  cpu (built-in): other model types\n"), "a route of the program is not asked: {text}");
     assert!(text.contains("* parrot (loaded add-on "), "{text}");

@@ -3,6 +3,9 @@
 mod common;
 
 use common::Home;
+use npuhal_models::package::{Family, Shape};
+use npuhal_tests::kit::package::SmallPackage;
+use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
 use serde_json::Value;
 use std::fs;
 
@@ -43,7 +46,7 @@ fn placements_of_a_model_are_compared_with_their_proof() {
     let home = Home::new();
     let model = home.model();
     let model = model.to_str().unwrap();
-    let said = home.run(&["agree", "-m", model, "--device", "cpu", "--positions", "8", "--threads", "2"]).with_code(0);
+    let said = home.run(&["agree", "-m", model, "--positions", "8", "--threads", "2"]).with_code(0);
     assert!(said.out.contains("cpu:exact: top-1 "), "{}", said.out);
     assert!(said.out.contains("cpu: route cpu, cpu: layers 0..2; the second run gave the same bits"), "{}", said.out);
     let report = json(
@@ -66,6 +69,10 @@ fn placements_of_a_model_are_compared_with_their_proof() {
     );
     assert_eq!(report["evidence"][1]["route"], "split");
     assert_eq!(report["placements"]["cpu"]["top1_matches"], report["placements"]["cpu"]["top1_total"]);
+    let named = home.run(&["agree", "-m", model, "--device", "cpu:exact", "--positions", "4"]).with_code(0).out;
+    assert_eq!(named.matches("the second run gave the same bits").count(), 2, "{named}");
+    let said = home.run(&["agree", "-m", model, "--prefer", "npu"]).with_code(2);
+    assert!(said.err.contains("--prefer is for one choice"), "{}", said.err);
     let said = home.run(&["agree", "-m", model, "--placement", "npu1"]).with_code(1);
     assert!(said.err.contains("placement npu1: there is no device 'npu1'"), "{}", said.err);
 }
@@ -75,7 +82,7 @@ fn parity_passes_within_and_fails_beyond_the_tolerance() {
     let home = Home::new();
     let model = home.model();
     let model = model.to_str().unwrap();
-    let run = |more: &[&str]| home.run(&[&["parity", "-m", model, "--tokens", "6"], more].concat());
+    let run = |more: &[&str]| home.run(&[&["parity", "-m", model, "--tokens", "6"][..], more].concat());
     let text = run(&["--device", "cpu"]).with_code(0).out;
     for part in ["LayerOut(1)", "likeliest token: ", "first divergence: none", "PASS: tolerance cosine"] {
         assert!(text.contains(part), "{part}: {text}");
@@ -130,7 +137,8 @@ fn a_calibration_is_measured_and_kept() {
     let model = home.model();
     let cache = home.path().join("cache");
     let run = |arguments: &[&str]| {
-        let mut command = home.npuhal(&[&["bench", "--calibrate", "-m", model.to_str().unwrap()], arguments].concat());
+        let mut command =
+            home.npuhal(&[&["bench", "--calibrate", "-m", model.to_str().unwrap()][..], arguments].concat());
         common::Said::from(command.env("XDG_CACHE_HOME", &cache).output().unwrap())
     };
     let said = run(&["--device", "cpu", "--threads", "1"]).with_code(0);
@@ -146,4 +154,99 @@ fn a_calibration_is_measured_and_kept() {
     let said = run(&["--device", "cpu"]).with_code(1);
     assert!(said.err.contains("no calibrations"), "{}", said.err);
     assert_eq!(fs::read_to_string(&file).unwrap(), "no JSON", "a file that is not understood is not replaced");
+}
+
+/// A package of four layers with the virtual NPU's kernels beside it.
+fn package_with_kit(home: &Home) -> std::path::PathBuf {
+    const TOKENIZER: &[u8] = include_bytes!("../../../models/tests/data/text/tiny_tokenizer/tokenizer.json");
+    let small = SmallPackage { family: Family::Llama, layers: 4, vocab_size: 448, seed: 11 };
+    let path = small.write(home.path(), "small-xdna1", &[("tokenizer.json", TOKENIZER)]);
+    let Shape { hidden_size: hidden, intermediate_size: intermediate, heads, kv_heads, layers, vocab_size: vocab } =
+        small.shape();
+    let model = Xdna1Model { hidden, intermediate, heads, kv_heads, layers, vocab };
+    let npu = path.join("npu");
+    fs::create_dir(&npu).unwrap();
+    for (name, contents) in Xdna1Kit::complete(&model).unwrap().files {
+        fs::write(npu.join(name), contents).unwrap();
+    }
+    path
+}
+
+#[test]
+fn layers_on_the_virtual_npu_and_the_cpu_agree_with_their_twins() {
+    let home = Home::new();
+    let path = package_with_kit(&home);
+    let model = path.to_str().unwrap();
+    let parity = |arguments: &[&str]| {
+        let fixed = ["parity", "-m", model, "--tokens", "5", "--format", "json"];
+        json(&home.run(&[&fixed[..], arguments].concat()).with_code(0).out)
+    };
+    // NPU then CPU, each in the arithmetic of its twin.
+    let split = "0..2@virtual:npu1,2..@cpu:xdna1-cpu";
+    let report = parity(&["--device", split, "--against", "0..2@cpu:xdna1-smollm,2..@cpu:xdna1-cpu"]);
+    assert_eq!(report["passed"], true, "{report:#}");
+    let taps: Vec<&str> = report["taps"].as_array().unwrap().iter().map(|tap| tap["tap"].as_str().unwrap()).collect();
+    for tap in ["K(0)", "V(1)", "LayerOut(1)", "K(2)", "LayerOut(3)", "Logits"] {
+        assert!(taps.contains(&tap), "{tap}: {taps:?}");
+    }
+    // The same split as the lane's own hybrid, and all layers on the NPU but the head.
+    assert_eq!(parity(&["--device", "virtual:npu1?npu-layers=2", "--against", split])["passed"], true);
+    assert_eq!(parity(&["--device", "0..4@virtual:npu1,4..@cpu:exact"])["passed"], true);
+    // The engine against its twin.
+    let engine = parity(&["--device", "virtual:npu1", "--against", "cpu:xdna1-smollm"]);
+    assert_eq!(engine["passed"], true, "{engine:#}");
+    // The graphs embed tokens: they are no later part.
+    let said = home.run(&["parity", "-m", model, "--device", "0..2@cpu,2..@virtual:npu1"]).with_code(1);
+    assert!(said.err.contains("route xdna1 runs whole models only; asked for layers 2..4"), "{}", said.err);
+}
+
+#[test]
+fn placements_on_the_virtual_npu_prove_where_they_ran() {
+    let home = Home::new();
+    let path = package_with_kit(&home);
+    let arguments = [
+        "agree",
+        "-m",
+        path.to_str().unwrap(),
+        "--placement",
+        "virtual:npu1",
+        "--placement",
+        "0..2@virtual:npu1,2..@cpu",
+        "--positions",
+        "6",
+        "--format",
+        "json",
+    ];
+    let report = json(&home.run(&arguments).with_code(0).out);
+    assert_eq!(report["passed"], true, "{report:#}");
+    for (placement, runs) in [(1usize, 6), (2, 6)] {
+        let seen = &report["evidence"][placement]["devices"][0];
+        assert_eq!((&seen["device"], &seen["is_virtual"]), (&"virtual:npu1".into(), &true.into()), "{report:#}");
+        assert!(seen["completed_runs"].as_u64().unwrap() >= runs, "{seen}");
+    }
+}
+
+#[test]
+fn the_planner_says_what_it_is_based_on() {
+    let home = Home::new();
+    let path = package_with_kit(&home);
+    let model = path.to_str().unwrap();
+    let routes = |more: &[&str]| home.run(&[&["routes", "-m", model, "--npu-layers", "auto"][..], more].concat());
+    let said = routes(&["--device", "virtual:npu1"]).with_code(0);
+    for part in [
+        "virtual:npu1: 7.08 MB a layer at 4.79 GB/s, 0.380 ms a dispatch (published by c8dhjp4tyv-bit/hawkpoint-npu-llm)",
+        "(published by c8dhjp4tyv-bit/hawkpoint-npu-llm, CPU head of SmolLM2-135M)",
+        "  2 layers on virtual:npu1: ",
+        "tok/s modelled",
+        "--npu-layers auto: ",
+    ] {
+        assert!(said.err.contains(part), "{part}: {}", said.err);
+    }
+    let cpu = home.model();
+    let said = home.run(&["routes", "-m", cpu.to_str().unwrap(), "--npu-layers", "auto"]).with_code(0);
+    assert!(said.err.contains("no NPU here whose cost is known for this model"), "{}", said.err);
+    let said = home.run(&["routes", "-m", model, "--npu-layers", "many"]).with_code(2);
+    assert!(said.err.contains("--npu-layers many: give a number of layers, or auto"), "{}", said.err);
+    let said = home.run(&["bench", "--calibrate", "-m", model, "--device", "virtual:npu1"]).with_code(1);
+    assert!(said.err.contains("virtual:npu1 is virtual: its speed is that of this program"), "{}", said.err);
 }

@@ -4,7 +4,9 @@ mod common;
 
 use common::Home;
 use npuhal_models::WeightType;
+use npuhal_models::package::Family;
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
+use npuhal_tests::kit::package::SmallPackage;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -50,7 +52,7 @@ fn every_name_of_the_program_is_registered() {
     let built_in = |names: &[&str]| -> Vec<(String, String)> {
         names.iter().map(|name| ((*name).to_owned(), "built-in".to_owned())).collect()
     };
-    assert_eq!(names("routes"), built_in(&["cpu", "xdna2-lane"]));
+    assert_eq!(names("routes"), built_in(&["cpu", "xdna1", "xdna2-lane"]));
     assert_eq!(names("factories"), built_in(&["amdxdna", "cpu", "virtual"]));
     assert_eq!((names("commands"), names("encoders")), (Vec::new(), Vec::new()));
     assert_eq!(found["addons"], Value::Array(Vec::new()));
@@ -95,6 +97,23 @@ fn the_choice_for_a_small_llama_is_as_stored() {
         "{}",
         short.err
     );
+}
+
+#[test]
+fn the_choice_for_each_kind_of_model_is_as_stored() {
+    const TOKENIZER: &[u8] = include_bytes!("../../../models/tests/data/text/tiny_tokenizer/tokenizer.json");
+    let home = Home::new();
+    let small = SmallPackage { family: Family::Llama, layers: 2, vocab_size: 448, seed: 3 };
+    let package = small.write(home.path(), "small-xdna1", &[("tokenizer.json", TOKENIZER)]);
+    let stored = |name: &str, model: &Path, more: &[&str]| {
+        let arguments = ["routes", "-m", model.to_str().unwrap(), "--threads", "2", "--json"];
+        let said = home.run(&[arguments.as_slice(), more].concat());
+        let parsed: Value = serde_json::from_str(&said.out).unwrap();
+        compare_with_stored(name, &without_machine(&without_npus(&parsed), &home, &parsed));
+        said.code
+    };
+    assert_eq!(stored("package.json", &package, &["--device", "cpu"]), Some(0));
+    assert_eq!(stored("package-virtual.json", &package, &["--device", "virtual:npu1"]), Some(1), "it has no kit");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! user or the kit wants it so; leading layers on the NPU go through chunked graphs, the rest runs on the CPU; no layer on the
 //! NPU is the CPU alone. What the CPU does comes as segments from the host.
 
-use crate::chunk::ChunkFormat;
+use crate::chunk::{ChunkFormat, LAYERS_PER_DISPATCH};
 use crate::error::LaneError;
 use crate::kit::{Design, KIT_FOLDER, Kit, KitError};
 use crate::layout::{POSITIONS, check_widths};
@@ -23,8 +23,8 @@ use npuhal_models::package::{Family, OpenOptions, Package, PackageError, Shape};
 use npuhal_models::source::Format;
 use npuhal_models::{ModelConfig, ModelError, ModelSource};
 use npuhal_registry::{
-    Decline, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Reason, Route, RouteError, SegmentRequest,
-    SegmentSpan, Service, SpeedClass,
+    CostSource, Decline, DeviceCost, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Reason, Route,
+    RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
 };
 use std::error::Error;
 use std::ops::Range;
@@ -34,6 +34,8 @@ use thiserror::Error;
 
 /// Name of the route.
 pub const NAME: &str = "xdna1";
+/// Wall time of a dispatch that does next to nothing, as published.
+const DISPATCH_SECONDS: f64 = 0.38e-3;
 /// Route that the CPU's parts come from.
 const CPU_ROUTE: &str = "cpu";
 
@@ -72,6 +74,55 @@ impl Route for Xdna1Route {
             Ok(plan) => Fitness::Serves(plan.service(card, model)),
             Err(problem) => unavailable(problem.to_string()),
         }
+    }
+
+    fn segment_on(
+        &self,
+        request: SegmentRequest<'_>,
+        device: &str,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Segment>, RouteError> {
+        let SegmentRequest { model, span, options, positions } = request;
+        // The chunked graphs embed the token, and hand on the residual stream.
+        if span.takes != Takes::Tokens || span.yields != Yields::Hidden || span.layers.is_empty() {
+            return Err(RouteError::NoSegments { route: NAME.to_owned(), span });
+        }
+        let count = u32::try_from(span.layers.len()).unwrap_or(u32::MAX);
+        let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
+        options.context_positions = positions.or(options.context_positions);
+        options.route_options.insert("engine".to_owned(), "off".to_owned());
+        let plan = Plan::new(model, &options).map_err(|problem| RouteError::Declined {
+            route: NAME.to_owned(),
+            reason: Reason::new(problem.to_string()),
+        })?;
+        let device: Arc<dyn Device> = Arc::from(host.open_device(device)?);
+        let service = plan.service(device.card(), model);
+        let opening = Opening { model, options: &options, host, service: &service, plan: &plan };
+        opening.leading_chunks(device)
+    }
+
+    fn cost(&self, model: &ModelSource, device: &DeviceCard, _: &Options) -> Option<DeviceCost> {
+        if model.format() != Format::Xdna1Package || device.generation != Generation::Xdna1 {
+            return None;
+        }
+        let family = Family::from_model_type(&model.config().model_type).ok()?;
+        // Published by whom `source` names: time on the NPU of a token's chunked dispatches, and the engine's decode rate.
+        let (format, chunked_seconds, engine_rate) = match family {
+            Family::Llama => (ChunkFormat::SmolLmBf16, 50e-3, 74.61),
+            Family::Qwen2 => (ChunkFormat::QwenBf16, 590e-3, 28.83),
+        };
+        let (layers, per_dispatch) = (family.shape().layers, LAYERS_PER_DISPATCH);
+        let fixed_seconds = DISPATCH_SECONDS * layers.div_ceil(per_dispatch) as f64;
+        let layer_bytes = format.layer_bytes() as u64;
+        Some(DeviceCost {
+            layer_bytes,
+            bytes_per_second: layer_bytes as f64 * layers as f64 / (chunked_seconds - fixed_seconds),
+            dispatch_seconds: DISPATCH_SECONDS,
+            layers_per_dispatch: per_dispatch,
+            head_seconds: None,
+            whole_seconds: Some(1.0 / engine_rate),
+            source: CostSource::Published("c8dhjp4tyv-bit/hawkpoint-npu-llm".to_owned()),
+        })
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {
@@ -347,19 +398,14 @@ struct Opening<'a> {
 
 impl Opening<'_> {
     fn segments(&self) -> Result<Vec<Box<dyn Segment>>, RouteError> {
-        let Plan { settings, layers, form, kit, .. } = self.plan;
+        let Plan { layers, form, kit, .. } = self.plan;
         let end = self.model.config().layers;
         let Some(kit) = kit else {
             // No device is opened for what does not run on it.
             return Ok(vec![self.cpu(0..end, Takes::Tokens, Yields::Logits, "cpu_decoder")?]);
         };
         let device: Arc<dyn Device> = Arc::from(self.host.open_device(&self.service.device)?);
-        let mut options = SegmentOptions::new(self.service.window, self.timeout(device.card()));
-        options.keeps_prefix = settings.prefix_cache;
-        options.profiles = settings.profile;
-        if let Some(threads) = self.options.threads {
-            options.threads = threads;
-        }
+        let options = self.segment_options(&device);
         let package = self.package()?;
         let theta = package.metadata().rope_theta;
         let weights = PackageWeights::new(&package).map_err(|error| backend(error.into()))?;
@@ -382,6 +428,31 @@ impl Opening<'_> {
             }
         }
         Ok(segments)
+    }
+
+    /// Leading layers alone, in chunks.
+    fn leading_chunks(&self, device: Arc<dyn Device>) -> Result<Box<dyn Segment>, RouteError> {
+        let (Form::Chunks { format, plan }, Some(kit)) = (&self.plan.form, &self.plan.kit) else {
+            let reason = Reason::new("its kit has no chunked graphs, which run a part of a model's layers");
+            return Err(RouteError::Declined { route: NAME.to_owned(), reason });
+        };
+        let options = self.segment_options(&device);
+        let package = self.package()?;
+        let theta = package.metadata().rope_theta;
+        let weights = PackageWeights::new(&package).map_err(|error| backend(error.into()))?;
+        let chunked = Chunked::load(device, weights, theta, kit, *format, plan, options).map_err(of_segment)?;
+        Ok(Box::new(chunked))
+    }
+
+    fn segment_options(&self, device: &Arc<dyn Device>) -> SegmentOptions {
+        let settings = &self.plan.settings;
+        let mut options = SegmentOptions::new(self.service.window, self.timeout(device.card()));
+        options.keeps_prefix = settings.prefix_cache;
+        options.profiles = settings.profile;
+        if let Some(threads) = self.options.threads {
+            options.threads = threads;
+        }
+        options
     }
 
     /// A part on the CPU: layers and norms in the arithmetic of the lane's CPU stage, a head alone in that of the session.

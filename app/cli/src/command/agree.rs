@@ -4,7 +4,7 @@ use crate::Host;
 use crate::args::{AgreeArgs, ReportFormat};
 use crate::command::graph::write;
 use crate::error::CliError;
-use crate::session::{open_model, options, registry, tokenizer};
+use crate::session::{compared_options, open_model, registry, tokenizer};
 use crate::terminal::say;
 use npuhal_core::stage::TokenId;
 use npuhal_core::{DeviceCard, Generation};
@@ -67,7 +67,7 @@ fn live(host: &Host, args: &AgreeArgs) -> Result<(String, bool), CliError> {
     let registry = registry(host)?;
     let Some(spec) = &args.model else { return Err(CliError::Usage("-m is missing".to_owned())) };
     let model = open_model(host, &registry, spec, false)?;
-    let options = Options { context_positions: args.session.context, ..options(&registry, &args.session)? };
+    let options = compared_options(&registry, &args.session)?;
     let targets = targets(&registry, &model, args, &options)?;
     let prompt = prompt(host, &model, args)?;
     let positions = args.positions.max(prompt.len().min(args.positions));
@@ -103,7 +103,8 @@ fn targets(
         target.map(|target| (text.to_owned(), target)).map_err(|error| CliError::Usage(format!("--placement: {error}")))
     };
     let mut texts = vec![args.reference.clone()];
-    if args.placement.is_empty() {
+    let named = (args.session.device != "auto").then_some(&args.session.device);
+    if args.placement.is_empty() && named.is_none() {
         texts.push("cpu:exact".to_owned());
         let (_, devices) = survey_devices(registry, &DeviceChoice::Auto);
         let is_npu = |card: &DeviceCard| card.generation != Generation::Cpu && !card.is_virtual;
@@ -111,7 +112,7 @@ fn targets(
         let serves = |id: &str| read(id).is_ok_and(|(_, target)| target.choose(registry, model).is_ok());
         texts.extend(usable.map(|report| report.card.id.clone()).filter(|id| serves(id)));
     }
-    texts.extend(args.placement.iter().cloned());
+    texts.extend(named.into_iter().chain(&args.placement).cloned());
     texts.iter().map(|text| read(text)).collect()
 }
 

@@ -4,7 +4,7 @@ use crate::Host;
 use crate::args::{ParityArgs, ReportFormat};
 use crate::command::graph::write;
 use crate::error::CliError;
-use crate::session::{open_model, options, registry, tokenizer};
+use crate::session::{compared_options, open_model, registry, tokenizer};
 use crate::terminal::say;
 use npuhal_core::stage::{Session, Stepper, TokenId};
 use npuhal_models::ModelSource;
@@ -17,7 +17,7 @@ const USUAL_POSITIONS: usize = 16;
 
 pub(crate) fn parity(host: &Host, args: &ParityArgs) -> Result<(), CliError> {
     let registry = registry(host)?;
-    let options = options(&registry, &args.session)?;
+    let options = compared_options(&registry, &args.session)?;
     let keys = registry.option_keys();
     let read = |flag: &str, text: &str| {
         Target::parse(text, &options, &keys).map_err(|error| CliError::Usage(format!("--{flag}: {error}")))

@@ -3,6 +3,7 @@
 use crate::Host;
 use crate::args::RoutesArgs;
 use crate::error::CliError;
+use crate::planner::settle;
 use crate::session::{open_model_for, registry, request};
 use crate::terminal::{bytes_text, say};
 use npuhal_core::stage::Placement;
@@ -48,6 +49,7 @@ pub(crate) fn routes(host: &Host, args: &RoutesArgs) -> Result<(), CliError> {
         return Ok(say(&if args.json { format!("{report:#}\n") } else { inventory_text(&report) })?);
     };
     let model = open_model_for(host, &registry, spec, &mut request, false)?;
+    settle(host, &registry, &model, &mut request)?;
     let (decision, error) = match select(&registry, &model, &request) {
         Ok(choice) => (choice.decision, None),
         Err(SelectionError { problem, decision }) => (*decision, Some(problem)),

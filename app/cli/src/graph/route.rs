@@ -9,6 +9,7 @@ pub(super) const CELL_WIDTH: f64 = 200.0;
 pub(super) const CELL_HEIGHT: f64 = 110.0;
 const COLUMN_GAP: f64 = 25.0;
 const ROW_GAP: f64 = 35.0;
+const PORT_OFFSET: f64 = 5.0;
 pub(super) const LEFT: f64 = 40.0;
 pub(super) const TOP: f64 = 70.0;
 
@@ -63,8 +64,8 @@ impl<'a> Ways<'a> {
         let (mut ports, mut rows, mut columns) = (BTreeMap::new(), Tracks::new(), Tracks::new());
         for channel in &array.channels {
             let Plan { leaves, enters, first, detour } = plan(array, channel);
-            use_port(&mut ports, leaves, channel, channel.destination);
-            use_port(&mut ports, enters, channel, channel.source);
+            use_port(&mut ports, array, leaves, channel, channel.destination);
+            use_port(&mut ports, array, enters, channel, channel.source);
             let family = channel.family().to_owned();
             take(&mut rows, first, family.clone());
             if let Some((column, last)) = detour {
@@ -104,10 +105,13 @@ impl<'a> Ways<'a> {
 
     fn port(&self, edge: Edge, channel: &Channel, other: Spot) -> (f64, f64) {
         let (x, y) = corner(self.array, edge.0);
-        let (user, users) = (port_user(channel, other), self.ports.get(&edge).map_or(&[][..], Vec::as_slice));
+        let user = port_user(self.array, edge, channel, other);
+        let users = self.ports.get(&edge).map_or(&[][..], Vec::as_slice);
         let at = users.iter().position(|held| *held == user).unwrap_or(0);
         let share = (at as f64 + 1.0) / (users.len() as f64 + 1.0);
-        (x + CELL_WIDTH * share, if edge.1 { y } else { y + CELL_HEIGHT })
+        // Upper and lower edges are set apart, so that lines from both do not cover each other between them.
+        let x = x + CELL_WIDTH * share;
+        if edge.1 { (x - PORT_OFFSET, y) } else { (x + PORT_OFFSET, y + CELL_HEIGHT) }
     }
 
     fn row_track(&self, above: u8, family: &str) -> f64 {
@@ -122,14 +126,24 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// Who uses a port: a channel by itself, or all channels of one name, which one producer hands to several consumers.
-fn port_user(channel: &Channel, other: Spot) -> (String, Spot) {
-    let is_bus = channel.name == channel.family();
-    (channel.name.clone(), if is_bus { Spot { col: 0, row: 0 } } else { other })
+/// Who uses a port: a channel by itself, or all channels of one name at this edge.
+fn port_user(array: &Array, edge: Edge, channel: &Channel, other: Spot) -> (String, Spot) {
+    let at_edge = |held: &&Channel| {
+        let Plan { leaves, enters, .. } = plan(array, held);
+        held.name == channel.name && (leaves == edge || enters == edge)
+    };
+    let is_bus = array.channels.iter().filter(at_edge).count() > 1;
+    (channel.name.clone(), if is_bus { Spot { col: edge.0.col, row: 0 } } else { other })
 }
 
-fn use_port(ports: &mut BTreeMap<Edge, Vec<(String, Spot)>>, edge: Edge, channel: &Channel, other: Spot) {
-    let user = port_user(channel, other);
+fn use_port(
+    ports: &mut BTreeMap<Edge, Vec<(String, Spot)>>,
+    array: &Array,
+    edge: Edge,
+    channel: &Channel,
+    other: Spot,
+) {
+    let user = port_user(array, edge, channel, other);
     let users = ports.entry(edge).or_default();
     if !users.contains(&user) {
         users.push(user);

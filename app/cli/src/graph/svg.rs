@@ -9,6 +9,8 @@ const WIDTH: f64 = 960.0;
 /// Height of a line of the legend, and of what is below the grid at least.
 const LEGEND_LINE: f64 = 20.0;
 const LEGEND_COLUMNS: usize = 3;
+/// Characters of an operation that fit into a cell.
+const OPERATION_CHARS: usize = 32;
 const FONT: &str = "font-family=\"DejaVu Sans, Verdana, sans-serif\"";
 
 /// The whole picture.
@@ -82,7 +84,8 @@ fn families(array: &Array) -> Vec<Family> {
 /// Gold for what is joined, purple for what is broadcast, shades of blue for the rest.
 fn color(family: &str) -> &'static str {
     match family {
-        "joined" | "slice" | "attended" | "thirds" | "merged" => "#b8860b",
+        "joined" | "merged" => "#8a6200",
+        "slice" | "attended" | "thirds" => "#c9930c",
         "broadcast" | "heads" | "post_normed" => "#7b3fa0",
         "cache" | "cache_in" => "#0b7285",
         "kv_new" | "cache_out" => "#2f9e8f",
@@ -164,15 +167,31 @@ fn tile_text(svg: &mut String, tile: &Tile, x: f64, y: f64) {
         y + 36.0,
         escaped(&tile.role)
     );
-    for (line, operation) in tile.operations.iter().enumerate() {
+    let lines = tile.operations.iter().flat_map(|operation| wrapped(operation, OPERATION_CHARS));
+    for (line, operation) in lines.enumerate() {
         let _ = writeln!(
             svg,
             "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9.5\" fill=\"#333333\">{}</text>",
             x + 10.0,
-            y + 54.0 + 14.0 * line as f64,
-            escaped(operation)
+            y + 52.0 + 12.5 * line as f64,
+            escaped(&operation)
         );
     }
+}
+
+/// `text` in lines of at most `chars` characters, broken at spaces.
+fn wrapped(text: &str, chars: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= chars => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// The runs from left to right, the first two, the last and the head; what they read above and below them.
@@ -316,6 +335,15 @@ mod tests {
             assert_eq!(svg.matches("<polyline").count(), array.channels.len());
             assert!(svg.ends_with("</svg>\n"));
         }
+    }
+
+    #[test]
+    fn long_operations_are_broken_at_spaces() {
+        assert_eq!(
+            wrapped("Joins 6x256 slices into 1536-elem vector", 32),
+            ["Joins 6x256 slices into", "1536-elem vector"]
+        );
+        assert_eq!(wrapped("", 32), [""]);
     }
 
     #[test]
