@@ -183,7 +183,8 @@ fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteEr
         Numerics::Fast | Numerics::Int8 => {
             let precision = if options.numerics == Numerics::Int8 { Precision::Bits8 } else { Precision::Bits15 };
             let features = features(options).map_err(declined)?;
-            let fast = CpuOptions { sequences, precision, features, ..CpuOptions::new(positions, threads(options).get()) };
+            let fast =
+                CpuOptions { sequences, precision, features, ..CpuOptions::new(positions, threads(options).get()) };
             let segment = FastSegment::load(model, span, fast);
             Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }

@@ -123,7 +123,14 @@ fn seen(weight_type: WeightType, precision: Precision, x: &[f32]) -> Vec<f64> {
 }
 
 /// Compares with the f64 product; the tolerance is that of f32 sums of about fifty terms.
-fn check_against_f64(weight_type: WeightType, precision: Precision, weights: &[f32], x: &[f32], cols: usize, out: &[f32]) {
+fn check_against_f64(
+    weight_type: WeightType,
+    precision: Precision,
+    weights: &[f32],
+    x: &[f32],
+    cols: usize,
+    out: &[f32],
+) {
     let rows = weights.len() / cols;
     for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact(rows)) {
         let x = seen(weight_type, precision, x);
@@ -173,7 +180,12 @@ fn check(weight_type: WeightType, rows: usize, blocks: usize, tokens: usize, kin
             }
             if is_quantized(weight_type) {
                 let first = first.get_or_insert_with(|| bits(&one));
-                assert_eq!(*first, bits(&one), "{weight_type} {precision:?}: {} differs from portable", features.name());
+                assert_eq!(
+                    *first,
+                    bits(&one),
+                    "{weight_type} {precision:?}: {} differs from portable",
+                    features.name()
+                );
             }
         }
     }

@@ -64,7 +64,8 @@ pub(crate) fn accumulate(
         let (first, second) = weights.codes[lane].split_at(BLOCK / 2);
         let (x, y) = input.v.split_at(BLOCK / 2);
         // Exact: at most 32 × 4096 × 16256.
-        let dot = dot(first, x) * i32::from(weights.factor[0][lane]) + dot(second, y) * i32::from(weights.factor[1][lane]);
+        let dot =
+            dot(first, x) * i32::from(weights.factor[0][lane]) + dot(second, y) * i32::from(weights.factor[1][lane]);
         sums[lane] = (dot as f32).mul_add(weights.scale[lane] * input.d, sums[lane]);
         if has_minimum {
             sums[lane] = weights.minimum[lane].mul_add(input.s, sums[lane]);
