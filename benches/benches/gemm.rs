@@ -6,6 +6,7 @@ use common::{Case, Random, compare, matrix, thread_counts};
 use npuhal_cpu::activations::{Activations, Precision};
 use npuhal_cpu::features::Features;
 use npuhal_cpu::gemm::{self, Panels};
+use npuhal_cpu::gemv;
 use npuhal_cpu::limits::{self, MULTIPLIES, Multiply};
 use npuhal_cpu::packed::decode::is_quantized;
 use npuhal_cpu::pool::Pool;
@@ -39,6 +40,15 @@ fn main() {
                 for tokens in [2, 4, 8, 32, 128] {
                     let mut random = Random(1);
                     let x: Vec<f32> = (0..tokens * cols).map(|_| random.unit()).collect();
+                    if tokens <= gemv::FEW_ROWS {
+                        let mut input = Activations::new();
+                        input.reset(tokens, cols, precision, gemv::forms(weight_type, precision));
+                        input.fill(table, &x);
+                        let mut out = vec![0.0; tokens * rows];
+                        cases.push(Case::new(format!("{tokens} rows by GEMV"), rows * cols * tokens, move || {
+                            gemv::run(pool, table, [matrix], &input, [black_box(&mut out)]).expect("no panic");
+                        }));
+                    }
                     let mut input = Activations::new();
                     input.reset(tokens, cols, precision, gemm::forms(weight_type, precision));
                     input.fill(table, &x);

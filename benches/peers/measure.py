@@ -464,6 +464,8 @@ def table(state, model, args):
                     if ratio is not None and goal:
                         wanted = goal[args.threads.index(threads) if len(args.threads) == 2 else threads - 1]
                         text += f" (≥ {wanted})" if ratio >= wanted else f" (**wanted ≥ {wanted}**)"
+                    if ratio is not None and test == "ttft32" and peer == "llama":
+                        text += " (≤ 0.45)" if ratio <= 0.45 else " (**wanted ≤ 0.45**)"
                     row.append(text)
             lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)

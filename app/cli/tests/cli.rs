@@ -127,12 +127,13 @@ fn bench_prints_one_json_object_a_line() {
     if !has_model() {
         return;
     }
-    let output =
-        output(npuhal().args(["bench", "--threads", "1", "--pp", "4", "--tg", "2", "--depths", "0,4", "--jsonl"]));
+    let args = ["bench", "--threads", "1", "--pp", "4", "--tg", "2", "--depths", "0,4", "--batch", "3", "--jsonl"];
+    let output = output(npuhal().args(args));
     assert_code(&output, 0);
     let lines: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let tests: Vec<&str> = lines.iter().map(|line| line["test"].as_str().unwrap()).collect();
-    assert_eq!(tests, ["pp4", "tg2@d0", "tg2@d4"]);
+    assert_eq!(tests, ["pp4", "tg2@d0", "tg2@d4", "tg2x3"]);
+    assert!(lines[1]["bytes_a_token"].as_u64().unwrap() > 0 && lines[1]["share_of_read_loop"].as_f64().unwrap() > 0.0);
     assert!(lines.iter().all(|line| line["tps"].as_f64().unwrap() > 0.0));
     for ttft in [["--ttft", "4"], ["--ttft-text", "Hi"]] {
         let output = self::output(npuhal().arg("bench").args(ttft));

@@ -290,9 +290,7 @@ impl FastSegment {
 /// Whether products of `rows` input rows with all of `matrices` go through GEMV. The bits are the same either way.
 fn by_gemv<const N: usize>(rows: usize, matrices: [&PackedMatrix; N]) -> bool {
     let quantized = || matrices.iter().all(|matrix| is_quantized(matrix.weight_type()));
-    static FEW: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-    let few = *FEW.get_or_init(|| std::env::var("FEW").ok().and_then(|x| x.parse().ok()).unwrap_or(gemv::FEW_ROWS));
-    rows == 1 || rows <= few && quantized()
+    rows == 1 || rows <= gemv::FEW_ROWS && quantized()
 }
 
 /// The forms of an input of `rows` rows that the products with all of `matrices` read.
