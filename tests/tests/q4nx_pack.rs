@@ -353,9 +353,14 @@ fn nothing_is_written_over() {
     bench.pack_with(&replace).unwrap();
     assert_eq!(fs::read(bench.out.join("model.q4nx")).unwrap(), before);
     assert_eq!(bench.names(), ["model.gguf", "packed"]);
+    fs::write(bench.out.join("notes.txt"), "mine").unwrap();
+    assert!(bench.pack_with(&replace).unwrap_err().to_string().contains("notes.txt"));
+    fs::remove_file(bench.out.join("notes.txt")).unwrap();
+    // Kernels stay.
     fs::create_dir(bench.out.join("npu")).unwrap();
-    assert!(bench.pack_with(&replace).unwrap_err().to_string().contains("npu"));
-    fs::remove_dir(bench.out.join("npu")).unwrap();
+    fs::write(bench.out.join("npu/layer.pdi"), "image").unwrap();
+    bench.pack_with(&replace).unwrap();
+    assert_eq!(fs::read(bench.out.join("npu/layer.pdi")).unwrap(), b"image");
     fs::remove_file(bench.out.join(stamp::FILE)).unwrap();
     assert!(bench.pack_with(&replace).unwrap_err().to_string().contains("stamp"));
     fs::remove_dir_all(&bench.out).unwrap();

@@ -203,7 +203,7 @@ fn a_stamp_that_cannot_be_read_is_one_framed_warning() {
     scene.run(&["kit", "xdna2", "--model", scene.gguf()]).with_code(0);
     let [cached] = scene.cached().try_into().unwrap();
     let stamp = cached.join("pack-stamp.txt");
-    fs::set_permissions(&stamp, fs::Permissions::from_mode(0o0)).unwrap();
+    fs::set_permissions(&stamp, fs::Permissions::from_mode(0o000)).unwrap();
     // The superuser reads everything.
     if fs::read(&stamp).is_ok() {
         fs::remove_file(&stamp).unwrap();

@@ -11,8 +11,8 @@ use npuhal_amdxdna::format::txn::OpKind;
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_core::RunError;
 use npuhal_core::card::Claim;
-use npuhal_core::device::{BufferRef, Deadline, Device, LengthUnit, Program, RunIndex, Runlist};
-use npuhal_virtual::{DiagnosisKind, RunFault, VirtualDevice, VirtualSpec, kit};
+use npuhal_core::device::{BufferRef, Deadline, Device, LengthUnit, Program, RunIndex};
+use npuhal_virtual::{DiagnosisKind, VirtualSpec, kit};
 use std::time::Duration;
 
 #[test]
@@ -284,35 +284,6 @@ fn a_suspended_machine_aborts_what_is_in_flight_and_nothing_else() {
         bench.hardware.suspend_and_resume();
         let error = in_flight.wait(patience()).unwrap_err();
         assert!(matches!(&error, RunError::Failed { state, .. } if state == "ABORT"), "{error}");
-        bench.assert_clean(silicon.name());
-    }
-}
-
-#[test]
-fn an_idle_device_sleeps_and_contexts_load_their_images_again() {
-    let delay = VirtualDevice::autosuspend_delay();
-    for (silicon, flow) in [(Silicon::Npu1, Flow::Xclbin), (Silicon::Npu5, Flow::FullElf)] {
-        let bench = Bench::new(&VirtualSpec::new(silicon));
-        let (mut context, kernel) = bench.load(&copy_kit(silicon, flow), flow).unwrap();
-        let (a, b) = (bench.buffer(&pattern(COPY_WORDS, 1)).unwrap(), bench.empty(COPY_WORDS).unwrap());
-        let mut list = context.runlist();
-        list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
-        let loads = |list: &mut dyn Runlist| {
-            submit(list).unwrap();
-            let statistics = bench.hardware.statistics();
-            (statistics.pdi_loads, statistics.suspensions)
-        };
-        assert_eq!(loads(&mut *list), (1, 0));
-        bench.hardware.idle(delay);
-        assert_eq!(loads(&mut *list), (1, 0), "not longer than the delay");
-        bench.hardware.idle(delay + Duration::from_millis(1));
-        assert_eq!(loads(&mut *list), (2, 1));
-        // What is in flight keeps the device awake.
-        bench.hardware.inject(0, RunFault::Late(10 * delay));
-        let in_flight = list.submit().unwrap();
-        bench.hardware.idle(delay);
-        in_flight.wait(Deadline::never()).unwrap();
-        assert_eq!(loads(&mut *list), (2, 1));
         bench.assert_clean(silicon.name());
     }
 }

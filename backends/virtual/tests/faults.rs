@@ -6,7 +6,7 @@ use common::{Bench, COPY_WORDS, Flow, buffers, combinations, copy_kit, patience,
 use npuhal_amdxdna::NpuDevice;
 use npuhal_amdxdna::silicon::Silicon;
 use npuhal_core::card::DeviceCard;
-use npuhal_core::device::{Completion, ContextState, Deadline, Device, RunIndex};
+use npuhal_core::device::{Completion, ContextState, Deadline, Device, RunIndex, Runlist};
 use npuhal_core::{DeviceError, RunError};
 use npuhal_virtual::{DiagnosisKind, Fault, FaultPlan, Profile, RunFault, Statistics, VirtualDevice, VirtualSpec};
 use std::time::Duration;
@@ -271,5 +271,35 @@ fn failed_runs_are_rebuilt_before_they_are_submitted_again() {
         }
         assert_eq!(ends, [false, false, true], "{profile}");
         assert_eq!(read_words(&b).unwrap(), pattern(COPY_WORDS, 1));
+    }
+}
+
+#[test]
+fn an_idle_device_sleeps_and_contexts_load_their_images_again() {
+    let delay = VirtualDevice::autosuspend_delay();
+    for (silicon, flow) in [(Silicon::Npu1, Flow::Xclbin), (Silicon::Npu5, Flow::FullElf)] {
+        let bench = Bench::new(&VirtualSpec::new(silicon));
+        let (mut context, kernel) = bench.load(&copy_kit(silicon, flow), flow).unwrap();
+        let (a, b) = (bench.buffer(&pattern(COPY_WORDS, 1)).unwrap(), bench.empty(COPY_WORDS).unwrap());
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&[&a, &b])).unwrap();
+        let loads = |list: &mut dyn Runlist| {
+            submit(list).unwrap();
+            let statistics = bench.hardware.statistics();
+            (statistics.pdi_loads, statistics.suspensions)
+        };
+        assert_eq!(loads(&mut *list), (1, 0));
+        bench.hardware.idle(delay);
+        assert_eq!(loads(&mut *list), (1, 0), "not longer than the delay");
+        bench.hardware.idle(delay + Duration::from_millis(1));
+        assert_eq!(loads(&mut *list), (2, 1));
+        // What is in flight keeps the device awake.
+        bench.hardware.inject(0, RunFault::Late(10 * delay));
+        let in_flight = list.submit().unwrap();
+        bench.hardware.idle(delay);
+        in_flight.wait(Deadline::never()).unwrap();
+        assert_eq!(loads(&mut *list), (2, 1));
+        let diagnoses = bench.hardware.diagnoses();
+        assert!(diagnoses.iter().all(|diagnosis| diagnosis.kind == DiagnosisKind::Injected), "{diagnoses:?}");
     }
 }

@@ -82,7 +82,10 @@ pub enum KernelError {
         arguments: usize,
     },
     /// A kernel that would leave its buffers.
-    #[error("{file} reaches byte {end_bytes} of argument {argument}, whose buffer has {buffer_bytes} bytes")]
+    #[error(
+        "{file} reaches byte {end_bytes} of argument {argument}, whose buffer has {buffer_bytes} bytes: the kernels are for another \
+         model, or damaged"
+    )]
     OutOfBuffer {
         /// Kernel file.
         file: &'static str,
