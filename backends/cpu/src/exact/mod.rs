@@ -10,15 +10,13 @@ mod weights;
 pub use error::ExactError;
 
 use crate::config::check_config;
+use crate::layered::{Arithmetic, Caches, LayeredSegment, Observer};
 use math::{attend, for_each_chunk, rms_norm, rope_frequencies, rotate, swiglu};
 use npuhal_core::RunError;
-use npuhal_core::stage::{
-    Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
-};
+use npuhal_core::stage::{HiddenRows, Row, SegmentCapacity, Tap};
 use npuhal_models::{ModelConfig, ModelSource};
 use npuhal_registry::SegmentSpan;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use weights::{LayerWeights, Weights};
 
 /// How an exact segment is opened.
@@ -45,28 +43,16 @@ impl ExactOptions {
     }
 }
 
-/// Keys and values of one sequence, by layer of the segment; `kv_width` elements a position.
-struct SequenceCache {
-    positions: usize,
-    layers: Vec<LayerCache>,
-}
-
-#[derive(Default)]
-struct LayerCache {
-    keys: Vec<f64>,
-    values: Vec<f64>,
-}
-
 /// A part of a model in exact arithmetic.
-pub struct ExactSegment {
+pub type ExactSegment = LayeredSegment<Exact>;
+
+/// The arithmetic: f64 throughout.
+pub struct Exact {
     config: ModelConfig,
-    span: SegmentSpan,
-    options: ExactOptions,
+    threads: usize,
     weights: Weights,
+    first_layer: usize,
     frequencies: Vec<f64>,
-    caches: Vec<SequenceCache>,
-    taps: Vec<Tap>,
-    sink: Option<Box<dyn TapSink>>,
 }
 
 impl ExactSegment {
@@ -80,62 +66,22 @@ impl ExactSegment {
         span.check(&config)?;
         let weights = Weights::load(model, &span, options.dequantized_bytes)?;
         let frequencies = rope_frequencies(&config.rope, weights.rope_factors.as_deref());
-        let layers = span.layers.len();
-        let new_cache =
-            |_| SequenceCache { positions: 0, layers: (0..layers).map(|_| LayerCache::default()).collect() };
-        let caches = (0..options.sequences).map(new_cache).collect();
-        let taps = taps_of(&span);
-        Ok(Self { config, span, options, weights, frequencies, caches, taps, sink: None })
-    }
-
-    /// Checks the rows against what the segment holds, and drops what a failed call left behind.
-    fn admit(&mut self, rows: &[Row], hidden: &HiddenRows) -> Result<(), RunError> {
-        if self.span.takes != Takes::Tokens && (hidden.rows(), hidden.width()) != (rows.len(), self.config.hidden_size)
-        {
-            let (found_rows, found_width, width) = (hidden.rows(), hidden.width(), self.config.hidden_size);
-            let reason = format!("wanted {} x {width} hidden values, found {found_rows} x {found_width}", rows.len());
-            return Err(RunError::BadRows { reason });
-        }
-        let mut ends: Vec<usize> = self.caches.iter().map(|cache| cache.positions).collect();
-        for row in rows {
-            self.admit_row(row, &mut ends)?;
-        }
-        let width = self.config.kv_width();
-        for cache in &mut self.caches {
-            for layer in &mut cache.layers {
-                layer.keys.truncate(cache.positions * width);
-                layer.values.truncate(cache.positions * width);
-            }
-        }
-        Ok(())
-    }
-
-    fn admit_row(&self, row: &Row, ends: &mut [usize]) -> Result<(), RunError> {
-        let (sequence, position) = (row.sequence.0, row.position);
-        let Some(end) = ends.get_mut(sequence as usize) else {
-            let (found, limit) = (u64::from(sequence), u64::from(self.options.sequences));
-            return Err(RunError::Capacity { what: "sequence", found, limit });
+        let capacity = SegmentCapacity {
+            positions: options.positions,
+            rows_per_call: ROWS_PER_CALL,
+            sequences: options.sequences,
         };
-        if position >= self.options.positions {
-            let (found, limit) = (u64::from(position) + 1, u64::from(self.options.positions));
-            return Err(RunError::Capacity { what: "positions", found, limit });
-        }
-        // A segment without layers holds nothing that rows could continue.
-        if !self.span.layers.is_empty() && position as usize != *end {
-            let reason = format!("sequence {sequence}: wanted position {end}, found {position}");
-            return Err(RunError::BadRows { reason });
-        }
-        if self.span.takes == Takes::Tokens && row.token as usize >= self.config.vocab_size {
-            let reason = format!("token {} of a vocabulary of {}", row.token, self.config.vocab_size);
-            return Err(RunError::BadRows { reason });
-        }
-        *end += 1;
-        Ok(())
+        let (threads, first_layer) = (options.threads.get(), span.layers.start);
+        let arithmetic = Exact { config: config.clone(), threads, weights, first_layer, frequencies };
+        Ok(Self::new(config, span, capacity, arithmetic))
     }
+}
 
-    /// The residual stream the rows start from.
-    fn start(&self, rows: &[Row], hidden: &HiddenRows) -> Vec<f64> {
-        match &self.weights.embedding {
+impl Arithmetic for Exact {
+    type Element = f64;
+
+    fn start(&self, rows: &[Row], hidden: &HiddenRows) -> Result<Vec<f64>, RunError> {
+        Ok(match &self.weights.embedding {
             None => hidden.as_slice().iter().copied().map(f64::from).collect(),
             Some(embedding) => {
                 let mut values = vec![0.0f32; self.config.hidden_size];
@@ -146,11 +92,18 @@ impl ExactSegment {
                 }
                 residual
             }
-        }
+        })
     }
 
-    fn layer(&mut self, index: usize, rows: &[Row], residual: &mut [f64]) {
-        let (config, threads) = (&self.config, self.options.threads.get());
+    fn layer(
+        &self,
+        index: usize,
+        rows: &[Row],
+        residual: &mut [f64],
+        caches: &mut Caches<f64>,
+        observer: &mut Observer,
+    ) {
+        let (config, threads) = (&self.config, self.threads);
         let weights = &self.weights.layers[index];
         let normed = norm_rows(residual, &weights.input_norm, config);
         let mut q = weights.q.multiply(threads, &normed, weights.q_bias.as_deref());
@@ -158,35 +111,29 @@ impl ExactSegment {
         let v = weights.v.multiply(threads, &normed, weights.v_bias.as_deref());
         shape_heads(&mut q, rows, config.q_width(), weights.q_norm.as_deref(), config, &self.frequencies);
         shape_heads(&mut k, rows, config.kv_width(), weights.k_norm.as_deref(), config, &self.frequencies);
-        let number = (self.span.layers.start + index) as u32;
-        observe(&mut self.sink, Tap::K(number), rows, &k);
-        observe(&mut self.sink, Tap::V(number), rows, &v);
-        let width = config.kv_width();
-        for ((row, k), v) in rows.iter().zip(k.chunks_exact(width)).zip(v.chunks_exact(width)) {
-            let cache = &mut self.caches[row.sequence.0 as usize].layers[index];
-            cache.keys.extend_from_slice(k);
-            cache.values.extend_from_slice(v);
-        }
-        let attended = attend_rows(config, &self.caches, index, rows, &q, threads);
+        let number = (self.first_layer + index) as u32;
+        observer.show(Tap::K(number), rows, &k);
+        observer.show(Tap::V(number), rows, &v);
+        caches.append(rows, index, config.kv_width(), &k, &v);
+        let attended = attend_rows(config, caches, index, rows, &q, threads);
         add(residual, &weights.o.multiply(threads, &attended, None));
         add(residual, &feed_forward(weights, residual, config, threads));
-        observe(&mut self.sink, Tap::LayerOut(number), rows, residual);
+        observer.show(Tap::LayerOut(number), rows, residual);
     }
 
-    /// Final norm and head, as far as the span has them, of the wanted rows.
-    fn finish(&mut self, rows: &[Row], residual: Vec<f64>) -> Vec<f64> {
+    fn finish(&self, rows: &[Row], residual: Vec<f64>, observer: &mut Observer) -> Vec<f64> {
         let normed = match &self.weights.final_norm {
             Some(weight) => {
                 let normed = norm_rows(&residual, weight, &self.config);
-                observe(&mut self.sink, Tap::Normed, rows, &normed);
+                observer.show(Tap::Normed, rows, &normed);
                 normed
             }
             None => residual,
         };
         match &self.weights.head {
             Some(head) => {
-                let logits = head.multiply(self.options.threads.get(), &normed, None);
-                observe(&mut self.sink, Tap::Logits, rows, &logits);
+                let logits = head.multiply(self.threads, &normed, None);
+                observer.show(Tap::Logits, rows, &logits);
                 logits
             }
             None => normed,
@@ -194,125 +141,8 @@ impl ExactSegment {
     }
 }
 
-impl Segment for ExactSegment {
-    fn layers(&self) -> Range<usize> {
-        self.span.layers.clone()
-    }
-
-    fn takes(&self) -> Takes {
-        self.span.takes
-    }
-
-    fn yields(&self) -> Yields {
-        self.span.yields
-    }
-
-    fn width(&self) -> usize {
-        self.span.width(&self.config)
-    }
-
-    fn capacity(&self) -> SegmentCapacity {
-        SegmentCapacity {
-            positions: self.options.positions,
-            rows_per_call: ROWS_PER_CALL,
-            sequences: self.options.sequences,
-        }
-    }
-
-    fn device(&self) -> &str {
-        "cpu"
-    }
-
-    fn begin(&mut self) -> Result<(), RunError> {
-        Ok(())
-    }
-
-    fn end(&mut self) {}
-
-    fn forward(
-        &mut self,
-        rows: &[Row],
-        hidden: &mut HiddenRows,
-        want: Want<'_>,
-        control: &Control,
-    ) -> Result<(), RunError> {
-        if rows.len() > ROWS_PER_CALL as usize {
-            let (found, limit) = (rows.len() as u64, u64::from(ROWS_PER_CALL));
-            return Err(RunError::Capacity { what: "rows of a call", found, limit });
-        }
-        self.admit(rows, hidden)?;
-        let mut residual = self.start(rows, hidden);
-        for index in 0..self.span.layers.len() {
-            control.check()?;
-            self.layer(index, rows, &mut residual);
-        }
-        control.check()?;
-        let hidden_size = self.config.hidden_size;
-        let wanted: Vec<usize> = (0..rows.len()).filter(|&index| want.selects(index, rows.len())).collect();
-        let wanted_rows: Vec<Row> = wanted.iter().map(|&index| rows[index]).collect();
-        let kept = wanted.iter().flat_map(|&index| &residual[index * hidden_size..(index + 1) * hidden_size]);
-        let result = self.finish(&wanted_rows, kept.copied().collect());
-        let width = self.width();
-        if let Some(bad) = result.iter().position(|value| !value.is_finite()) {
-            let row = wanted_rows[bad / width];
-            let what = format!("{:?} of sequence {} at position {}", self.span.yields, row.sequence.0, row.position);
-            return Err(RunError::NotFinite { what });
-        }
-        hidden.reset(wanted.len(), width);
-        hidden.as_mut_slice().iter_mut().zip(&result).for_each(|(narrow, wide)| *narrow = *wide as f32);
-        for row in rows {
-            self.caches[row.sequence.0 as usize].positions = row.position as usize + 1;
-        }
-        Ok(())
-    }
-
-    fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
-        // Without layers nothing is held, and any length can be continued.
-        if self.span.layers.is_empty() {
-            return len;
-        }
-        match self.caches.get_mut(sequence.0 as usize) {
-            Some(cache) => {
-                cache.positions = cache.positions.min(len);
-                cache.positions
-            }
-            None => 0,
-        }
-    }
-
-    fn taps(&self) -> &[Tap] {
-        &self.taps
-    }
-
-    fn observe(&mut self, sink: Option<Box<dyn TapSink>>) {
-        self.sink = sink;
-    }
-}
-
 /// Bounds the memory of a call: logits of this many rows are a few hundred megabytes in f64.
 const ROWS_PER_CALL: u32 = 256;
-
-fn taps_of(span: &SegmentSpan) -> Vec<Tap> {
-    let layers = span.layers.clone().map(|layer| layer as u32);
-    let mut taps: Vec<Tap> = layers.flat_map(|layer| [Tap::K(layer), Tap::V(layer), Tap::LayerOut(layer)]).collect();
-    if span.has_final_norm() {
-        taps.push(Tap::Normed);
-    }
-    if span.has_head() {
-        taps.push(Tap::Logits);
-    }
-    taps
-}
-
-fn observe(sink: &mut Option<Box<dyn TapSink>>, tap: Tap, rows: &[Row], values: &[f64]) {
-    let Some(sink) = sink.as_deref_mut().filter(|_| !rows.is_empty()) else { return };
-    let mut narrow = Vec::new();
-    for (row, values) in rows.iter().zip(values.chunks_exact(values.len() / rows.len())) {
-        narrow.clear();
-        narrow.extend(values.iter().map(|value| *value as f32));
-        sink.observe(tap, *row, &narrow);
-    }
-}
 
 fn norm_rows(residual: &[f64], weight: &[f32], config: &ModelConfig) -> Vec<f64> {
     let mut normed = vec![0.0; residual.len()];
@@ -347,7 +177,7 @@ fn shape_heads(
 /// Attention of every row over its own sequence up to its own position.
 fn attend_rows(
     config: &ModelConfig,
-    caches: &[SequenceCache],
+    caches: &Caches<f64>,
     index: usize,
     rows: &[Row],
     q: &[f64],
@@ -357,7 +187,7 @@ fn attend_rows(
     let group = config.heads / config.kv_heads;
     let mut attended = vec![0.0; q.len()];
     for_each_chunk(threads, &mut attended, config.q_width(), Vec::new, |row, out, scores| {
-        let cache = &caches[rows[row].sequence.0 as usize].layers[index];
+        let cache = caches.of(&rows[row], index);
         let positions = rows[row].position as usize + 1;
         let q = &q[row * config.q_width()..(row + 1) * config.q_width()];
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {

@@ -2,7 +2,7 @@
 
 use super::*;
 use npuhal_core::pipeline::Pipeline;
-use npuhal_core::stage::{Stepper, TokenId};
+use npuhal_core::stage::{Control, Segment, SequenceId, Stepper, Takes, TapSink, TokenId, Want, Yields};
 use npuhal_models::config::{Rope, RopePairing, RopeScaling};
 use npuhal_models::map::FileMap;
 use npuhal_models::source::{Format, LayerTensor};
