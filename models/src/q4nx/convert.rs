@@ -4,7 +4,9 @@
 //! rounded to bf16. All others are quantized anew, a group of 32 columns at a time: scale `bf16((max - min) / 15)`, zero
 //! `bf16(min)`, code `(w - zero) / scale` rounded half to even and kept within 0 to 15, all in f32.
 
-use super::tile::{BF16_OVERFLOW, GROUP_COLS, GROUPS, Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes, bf16_bits, bf16_round};
+use super::tile::{
+    BF16_OVERFLOW, GROUP_COLS, GROUPS, Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes, bf16_bits, bf16_round,
+};
 use crate::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
 use crate::quant::dequantize_row;
 use crate::tensor::{Tensor, WeightType};

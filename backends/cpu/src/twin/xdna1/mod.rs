@@ -102,7 +102,8 @@ pub struct Xdna1 {
 /// # Errors
 /// [`TwinError::Config`] with the first field that it cannot.
 pub fn check_config(config: &ModelConfig, lane: Lane) -> Result<(), TwinError> {
-    let refuse = |field, found: String, wanted| Err(TwinError::Config { numerics: lane.numerics(), field, found, wanted });
+    let refuse =
+        |field, found: String, wanted| Err(TwinError::Config { numerics: lane.numerics(), field, found, wanted });
     if config.head_dim != HEAD_DIM || config.rope.dims != HEAD_DIM {
         let found = format!("{} with {} rotated elements", config.head_dim, config.rope.dims);
         return refuse("head_dim", found, "the lane's heads have 64 elements, all rotated");
@@ -147,8 +148,7 @@ impl TwinSegment {
             config: config.clone(),
         };
         let positions = options.positions.min(CONTEXT_POSITIONS);
-        let capacity =
-            SegmentCapacity { positions, rows_per_call: CONTEXT_POSITIONS, sequences: options.sequences };
+        let capacity = SegmentCapacity { positions, rows_per_call: CONTEXT_POSITIONS, sequences: options.sequences };
         Ok(Self::new(config, span, capacity, arithmetic))
     }
 }

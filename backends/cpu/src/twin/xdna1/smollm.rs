@@ -4,9 +4,9 @@
 //! Three things the published design leaves to the core are fixed here: conversions to bf16 round half to even, the fixed-point
 //! argument of the exponential is rounded down (as silicon was observed to do) and held within its 16 bits, and the sum of the weights runs in 16 lanes.
 
+use super::tables::{EXP_FRACTION, EXP_WHOLE, RECIPROCAL_MANTISSA, TANH_SEGMENTS};
 use crate::twin::lanes::{LANES, dot, reduce};
 use crate::twin::rounding::{bf16, bits, value};
-use super::tables::{EXP_FRACTION, EXP_WHOLE, RECIPROCAL_MANTISSA, TANH_SEGMENTS};
 
 /// Epsilon of every norm, compiled into the design.
 const EPS: f32 = 1e-5;

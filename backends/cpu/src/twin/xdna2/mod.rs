@@ -7,10 +7,10 @@
 
 mod weights;
 
+use crate::layered::{Arithmetic, Caches, LayeredSegment, Observer};
 use crate::twin::error::TwinError;
 use crate::twin::lanes::{dot, multiply};
 use crate::twin::rounding::bf16;
-use crate::layered::{Arithmetic, Caches, LayeredSegment, Observer};
 use npuhal_core::RunError;
 use npuhal_core::stage::{HiddenRows, Row, SegmentCapacity, Tap};
 use npuhal_models::config::{RopePairing, RopeScaling};

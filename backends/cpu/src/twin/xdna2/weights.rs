@@ -3,10 +3,10 @@
 //! A tile is 32 output features × 256 input features. Row `r`, column `c` of it belongs to the constants `32·(c / 32) + r`; its
 //! code is half of byte `1024 + (8·(r / 16) + c / 32)·256 + 8·(c mod 32) + (r mod 16) / 2`, the lower half in even rows.
 
+use super::HEAD_DIM;
 use crate::twin::error::TwinError;
 use crate::twin::lanes::Rows;
 use crate::twin::rounding::{bf16, value};
-use super::HEAD_DIM;
 use npuhal_models::q4nx::{TileKind, TiledTensor};
 use npuhal_models::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
 use npuhal_models::source::LayerTensor;
@@ -242,12 +242,7 @@ fn read_tiles(
 }
 
 /// The 32 rows of `strip`, from GGUF blocks whose codes q4_1 keeps.
-fn read_blocks(
-    tensor: &Tensor,
-    strip: usize,
-    codes: &mut [u8],
-    constants: &mut [(f32, f32)],
-) -> Result<(), TwinError> {
+fn read_blocks(tensor: &Tensor, strip: usize, codes: &mut [u8], constants: &mut [(f32, f32)]) -> Result<(), TwinError> {
     let cols = tensor.cols();
     let rows = codes.chunks_exact_mut(cols / 2).zip(constants.chunks_exact_mut(cols / GROUP));
     for (row, (codes, constants)) in rows.enumerate() {
