@@ -3,7 +3,13 @@
 //! Written from the description of the lane alone, not from the programs of the virtual array. What crosses a buffer of the
 //! lane is bf16, as described: the residual stream between layers (`act`), norm weights (`i5`), cosines, sines and head norms
 //! (`i6`), rows of keys and values, logits. A weight is `code · scale + zero` in f32, one rounding.
-//! POINTS_DOC
+//!
+//! The description is silent about what the kernels keep inside. This is the reading taken here: rounded to bf16 as well are
+//! normed rows, rotated queries, attention outputs and the SwiGLU product, as operands of bf16 multipliers; in f32 stay query
+//! and key projections, normed heads before their rotation, softmax shares before the value sum, the output projection, the
+//! residual stream between attention and feed-forward block, gate and up projections and the down projection. All sums are
+//! f32: dot products in 32 lanes ([`super::lanes`]), shares and values of a block of 16 positions in order. Exponentials,
+//! roots, sines and cosines are those of the f32 library.
 
 mod weights;
 
@@ -106,15 +112,6 @@ pub struct Xdna2 {
     threads: NonZeroUsize,
 }
 
-static POINTS: std::sync::LazyLock<u32> =
-    std::sync::LazyLock::new(|| std::env::var("NPX").ok().and_then(|text| text.parse().ok()).unwrap_or(0));
-
-fn pt(bit: u32, values: &mut [f32]) {
-    if *POINTS >> bit & 1 == 1 {
-        values.iter_mut().for_each(|value| *value = bf16(*value));
-    }
-}
-
 impl Xdna2 {
     /// A projection, not rounded.
     fn project(&self, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
@@ -133,7 +130,6 @@ impl Xdna2 {
     /// Norm and rotation of the heads in `values`.
     fn shape_heads(&self, rows: &[Row], values: &[f32], gamma: &[f32]) -> Vec<f32> {
         let mut heads = self.norm_rows(values, gamma);
-        pt(2, &mut heads);
         let width = heads.len() / rows.len();
         for (row, heads) in rows.iter().zip(heads.chunks_exact_mut(width)) {
             let (cos, sin) = rotation(&self.frequencies, row.position);
@@ -151,12 +147,10 @@ impl Xdna2 {
         observer: &mut Observer,
     ) -> Vec<f32> {
         let weights = &self.weights.layers[index];
-        let [mut q, mut k, mut v] = [&weights.q, &weights.k, &weights.v].map(|matrix| self.project(matrix, normed));
-        pt(1, &mut q);
-        pt(1, &mut k);
+        let [q, k, mut v] = [&weights.q, &weights.k, &weights.v].map(|matrix| self.project(matrix, normed));
         let mut q = self.shape_heads(rows, &q, &weights.q_norm);
         let mut k = self.shape_heads(rows, &k, &weights.k_norm);
-        pt(3, &mut q);
+        round(&mut q);
         round(&mut k);
         round(&mut v);
         let number = (self.first_layer + index) as u32;
@@ -174,24 +168,18 @@ impl Xdna2 {
                 attend(q, &cache.keys[at..held], &cache.values[at..held], width, out);
             }
         }
-        pt(5, &mut attended);
-        let mut o = self.project(&weights.o, &attended);
-        pt(6, &mut o);
-        o
+        round(&mut attended);
+        self.project(&weights.o, &attended)
     }
 
     fn feed_forward(&self, weights: &LayerWeights, residual: &[f32]) -> Vec<f32> {
         let mut normed = self.norm_rows(residual, &weights.post_attention_norm);
-        pt(0, &mut normed);
+        round(&mut normed);
         let mut gate = self.project(&weights.gate, &normed);
-        let mut up = self.project(&weights.up, &normed);
-        pt(8, &mut gate);
-        pt(8, &mut up);
+        let up = self.project(&weights.up, &normed);
         gate.iter_mut().zip(&up).for_each(|(gate, up)| *gate = *gate / (1.0 + (-*gate).exp()) * up);
-        pt(9, &mut gate);
-        let mut down = self.project(&weights.down, &gate);
-        pt(10, &mut down);
-        down
+        round(&mut gate);
+        self.project(&weights.down, &gate)
     }
 }
 
@@ -220,10 +208,9 @@ impl Arithmetic for Xdna2 {
     ) {
         let weights = &self.weights.layers[index];
         let mut normed = self.norm_rows(residual, &weights.input_norm);
-        pt(0, &mut normed);
+        round(&mut normed);
         let change = self.attention(index, rows, &normed, caches, observer);
         add(residual, &change);
-        pt(7, residual);
         let change = self.feed_forward(weights, residual);
         add(residual, &change);
         round(residual);
@@ -234,7 +221,7 @@ impl Arithmetic for Xdna2 {
         let normed = match &self.weights.final_norm {
             Some(gamma) => {
                 let mut normed = self.norm_rows(&residual, gamma);
-                pt(0, &mut normed);
+                round(&mut normed);
                 observer.show(Tap::Normed, rows, &normed);
                 normed
             }
@@ -312,7 +299,6 @@ fn attend(query: &[f32], keys: &[f32], values: &[f32], width: usize, out: &mut [
         let kept = (before - largest).exp();
         shares.iter_mut().for_each(|share| *share = (*share - largest).exp());
         total = total * kept + shares.iter().sum::<f32>();
-        pt(4, &mut shares);
         out.iter_mut().for_each(|out| *out *= kept);
         for (share, value) in shares.iter().zip(values.chunks(width)) {
             out.iter_mut().zip(value).for_each(|(out, value)| *out += share * value);
