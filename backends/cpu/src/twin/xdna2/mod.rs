@@ -128,9 +128,8 @@ impl Xdna2 {
     }
 
     /// Norm and rotation of the heads in `values`.
-    fn shape_heads(&self, rows: &[Row], values: &[f32], gamma: &[f32]) -> Vec<f32> {
+    fn shape_heads(&self, rows: &[Row], values: &[f32], width: usize, gamma: &[f32]) -> Vec<f32> {
         let mut heads = self.norm_rows(values, gamma);
-        let width = heads.len() / rows.len();
         for (row, heads) in rows.iter().zip(heads.chunks_exact_mut(width)) {
             let (cos, sin) = rotation(&self.frequencies, row.position);
             heads.chunks_exact_mut(HEAD_DIM).for_each(|head| rotate(head, &cos, &sin));
@@ -148,15 +147,15 @@ impl Xdna2 {
     ) -> Vec<f32> {
         let weights = &self.weights.layers[index];
         let [q, k, mut v] = [&weights.q, &weights.k, &weights.v].map(|matrix| self.project(matrix, normed));
-        let mut q = self.shape_heads(rows, &q, &weights.q_norm);
-        let mut k = self.shape_heads(rows, &k, &weights.k_norm);
+        let (width, q_width) = (self.config.kv_width(), self.config.q_width());
+        let mut q = self.shape_heads(rows, &q, q_width, &weights.q_norm);
+        let mut k = self.shape_heads(rows, &k, width, &weights.k_norm);
         round(&mut q);
         round(&mut k);
         round(&mut v);
         let number = (self.first_layer + index) as u32;
         observer.show(Tap::K(number), rows, &k);
         observer.show(Tap::V(number), rows, &v);
-        let (width, q_width) = (self.config.kv_width(), self.config.q_width());
         caches.append(rows, index, width, &k, &v);
         let group = self.config.heads / self.config.kv_heads;
         let mut attended = vec![0.0; q.len()];
