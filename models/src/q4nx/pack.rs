@@ -32,8 +32,6 @@ use std::time::Duration;
 pub const ARCHITECTURES: [&str; 2] = ["qwen3", "qwen2"];
 /// Bytes that a thread makes before it writes them.
 const UNIT_BYTES: usize = 1 << 20;
-/// Bytes that are made before they are sent on their way to the disk, while others are being made.
-const FLUSH_BYTES: u64 = 64 << 20;
 /// How often the caller's [`Control`] is looked at while nothing is finished.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -362,22 +360,12 @@ impl Writer<'_> {
                 });
             }
             drop(sender);
-            let (flush, flushes) = mpsc::channel();
-            let (written, stop) = (&file, &stop);
-            let flusher = scope.spawn(move || {
-                let flushed = self.flush(written, &flushes);
-                if flushed.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
-                flushed
-            });
-            let watched = self.watch(&receiver, flush, control, progress);
+            let watched = self.watch(&receiver, control, progress);
             if watched.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
-            let flushed = flusher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let sha256 = checksum.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            watched.and(flushed).and(sha256)
+            watched.and(sha256)
         })?;
         let total_bytes = self.layout.len_bytes();
         progress(PackProgress { done_bytes: total_bytes, total_bytes, flushing: true });
@@ -385,36 +373,20 @@ impl Writer<'_> {
         Ok(sha256)
     }
 
-    /// Writes to the disk whenever told to, so that it works beside the processor. The system reports an error once: here.
-    fn flush(&self, file: &File, flushes: &mpsc::Receiver<()>) -> Result<(), PackError> {
-        while flushes.recv().is_ok() {
-            file.sync_data().map_err(io_error(self.target, "write"))?;
-            // Told several times meanwhile is told once.
-            flushes.try_iter().for_each(drop);
-        }
-        Ok(())
-    }
-
     /// Collects what the threads have made, until they are through or something stops them.
     fn watch(
         &self,
         receiver: &mpsc::Receiver<Result<usize, PackError>>,
-        flush: mpsc::Sender<()>,
         control: &Control,
         progress: &mut dyn FnMut(PackProgress),
     ) -> Result<(), PackError> {
         let total_bytes = self.layout.len_bytes();
-        let (mut done_bytes, mut flushed_bytes) = (0, 0);
+        let mut done_bytes = 0;
         loop {
             control.check()?;
             match receiver.recv_timeout(LOOK) {
                 Ok(made) => {
                     done_bytes += made? as u64;
-                    if done_bytes - flushed_bytes >= FLUSH_BYTES {
-                        flushed_bytes = done_bytes;
-                        // The receiver is gone after an error, which is reported at the end.
-                        let _ = flush.send(());
-                    }
                     progress(PackProgress { done_bytes, total_bytes, flushing: false });
                 }
                 Err(RecvTimeoutError::Timeout) => {}

@@ -244,19 +244,11 @@ fn bf16_at(tile: &[u8], at: usize) -> f32 {
     bf16::from_le_bytes([tile[at], tile[at + 1]]).to_f32()
 }
 
-/// Magnitudes from here on round to an infinity of bf16.
-pub(super) const BF16_OVERFLOW: u32 = 0x7F7F_8000;
-
 /// Bits of the bf16 nearest to `x`, ties to even. Of no use for NaN.
 #[must_use]
 pub fn bf16_bits(x: f32) -> u16 {
-    rounded(x.to_bits()) as u16
-}
-
-/// Upper half of f32 bits, rounded. In 32 bits, of which vector instructions take more at a time; only NaNs overflow.
-#[inline(always)]
-fn rounded(bits: u32) -> u32 {
-    bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16
+    let bits = x.to_bits();
+    ((u64::from(bits) + 0x7FFF + u64::from(bits >> 16 & 1)) >> 16) as u16
 }
 
 /// The bf16 nearest to `x`, as f32.
@@ -305,58 +297,30 @@ impl TileCodes {
 
     /// Fills `out` with the q4_1 tile. False where a scale or a zero is not finite as bf16: the tile is of no use then.
     pub fn write_q4_1(&self, out: &mut [u8; Q4_1_BYTES]) -> bool {
-        let (constants, codes) = out.split_at_mut(1024);
-        let (scales, zeros) = constants.split_at_mut(512);
-        let finite = write_constants(&self.scales, scales) & write_constants(&self.zeros, zeros);
-        for (codes, out) in self.codes.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<2048>().0) {
-            write_half(codes, out);
+        let mut finite = true;
+        for r in 0..TILE_ROWS {
+            for g in 0..GROUPS {
+                let i = GROUP_COLS * g + r;
+                for (at, value) in [(2 * i, self.scales[r][g]), (512 + 2 * i, self.zeros[r][g])] {
+                    let bits = if value.is_nan() { 0x7FC0 } else { bf16_bits(value) };
+                    finite &= bits & 0x7F80 != 0x7F80;
+                    out[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+                }
+            }
+        }
+        // The 16 codes of a column in half a tile are one 64-bit number, row 0 in the lowest bits.
+        for (half, out) in out[1024..].as_chunks_mut::<2048>().0.iter_mut().enumerate() {
+            let mut columns = [0_u64; TILE_COLS];
+            for (r, codes) in self.codes[16 * half..16 * half + 16].iter().enumerate() {
+                for (column, code) in columns.iter_mut().zip(codes) {
+                    *column |= u64::from(code & 15) << (4 * r);
+                }
+            }
+            for (out, column) in out.as_chunks_mut::<8>().0.iter_mut().zip(columns) {
+                *out = column.to_le_bytes();
+            }
         }
         finite
-    }
-}
-
-/// Fills `out` with bf16 constants, rows of a group together. False where one is not finite.
-fn write_constants(values: &[[f32; GROUPS]; TILE_ROWS], out: &mut [u8]) -> bool {
-    let mut largest = 0;
-    for (g, out) in out.as_chunks_mut::<{ 2 * TILE_ROWS }>().0.iter_mut().enumerate() {
-        let mut group = [0; TILE_ROWS];
-        for (bits, values) in group.iter_mut().zip(values) {
-            *bits = values[g].to_bits();
-        }
-        for (out, bits) in out.as_chunks_mut::<2>().0.iter_mut().zip(group) {
-            let magnitude = bits & 0x7FFF_FFFF;
-            largest = magnitude.max(largest);
-            let bits = if magnitude > 0x7F80_0000 { 0x7FC0_0000 } else { bits };
-            *out = (rounded(bits) as u16).to_le_bytes();
-        }
-    }
-    largest < BF16_OVERFLOW
-}
-
-/// The codes of half a tile: those of a column together, row 0 lowest. Rows are joined two by two, four times: each step is
-/// vector instructions over whole rows.
-fn write_half(codes: &[[u8; TILE_COLS]; 16], out: &mut [u8; 2048]) {
-    let mut bytes = [[0_u8; TILE_COLS]; 8];
-    for (out, [low, high]) in bytes.iter_mut().zip(codes.as_chunks::<2>().0) {
-        for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(high)) {
-            *out = low & 15 | high << 4;
-        }
-    }
-    let mut words = [[0_u16; TILE_COLS]; 4];
-    for (out, [low, high]) in words.iter_mut().zip(bytes.as_chunks::<2>().0) {
-        for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(high)) {
-            *out = u16::from(*low) | u16::from(*high) << 8;
-        }
-    }
-    let mut doubles = [[0_u32; TILE_COLS]; 2];
-    for (out, [low, high]) in doubles.iter_mut().zip(words.as_chunks::<2>().0) {
-        for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(high)) {
-            *out = u32::from(*low) | u32::from(*high) << 16;
-        }
-    }
-    let [low, high] = &doubles;
-    for (out, (low, high)) in out.as_chunks_mut::<8>().0.iter_mut().zip(low.iter().zip(high)) {
-        *out = (u64::from(*low) | u64::from(*high) << 32).to_le_bytes();
     }
 }
 

@@ -359,14 +359,15 @@ impl Q6KBlock<'_> {
     #[must_use]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];
-        let (low, high) = (self.0[..128].as_chunks::<64>().0, self.0[128..192].as_chunks::<32>().0);
-        for ((codes, low), high) in codes.as_chunks_mut::<128>().0.iter_mut().zip(low).zip(high) {
-            for i in 0..32 {
-                let (first, second, high) = (low[i], low[i + 32], high[i]);
-                codes[i] = first & 15 | (high & 3) << 4;
-                codes[i + 32] = second & 15 | (high >> 2 & 3) << 4;
-                codes[i + 64] = first >> 4 | (high >> 4 & 3) << 4;
-                codes[i + 96] = second >> 4 | (high >> 6) << 4;
+        for half in 0..2 {
+            let low = &self.0[64 * half..64 * half + 64];
+            let high = &self.0[128 + 32 * half..160 + 32 * half];
+            for group in 0..4 {
+                let start = 128 * half + 32 * group;
+                for (index, code) in codes[start..start + 32].iter_mut().enumerate() {
+                    let nibble = low[index + 32 * (group % 2)] >> (4 * (group / 2)) & 15;
+                    *code = nibble | (high[index] >> (2 * group) & 3) << 4;
+                }
             }
         }
         codes
@@ -381,11 +382,10 @@ impl<'a> Block<'a, 210, 256> for Q6KBlock<'a> {
     fn dequantize(&self, out: &mut [f32; 256]) {
         let d = self.scale().to_f32();
         let codes = self.codes();
-        let subs = out.as_chunks_mut::<16>().0.iter_mut().zip(codes.as_chunks::<16>().0);
-        for ((out, codes), sc) in subs.zip(self.sub_scales()) {
+        for (sub, sc) in self.sub_scales().into_iter().enumerate() {
             let scale = d * f32::from(sc);
-            for (out, code) in out.iter_mut().zip(codes) {
-                *out = scale * f32::from(*code as i8 - 32);
+            for index in 16 * sub..16 * sub + 16 {
+                out[index] = scale * f32::from(codes[index] as i8 - 32);
             }
         }
     }
@@ -402,11 +402,8 @@ fn nibbles(bytes: &[u8]) -> [u8; 32] {
 }
 
 fn with_fifth_bit(mut codes: [u8; 32], high_bits: u32) -> [u8; 32] {
-    for (codes, bits) in codes.as_chunks_mut::<8>().0.iter_mut().zip(high_bits.to_le_bytes()) {
-        // Byte `j` keeps bit `j` alone; what is not 0 then reaches the highest bit of its byte, and no further.
-        let spread = u64::from(bits) * 0x0101_0101_0101_0101 & 0x8040_2010_0804_0201;
-        let fifth = (spread + 0x7F7F_7F7F_7F7F_7F7F & 0x8080_8080_8080_8080) >> 3;
-        *codes = (u64::from_le_bytes(*codes) | fifth).to_le_bytes();
+    for (index, code) in codes.iter_mut().enumerate() {
+        *code |= ((high_bits >> index & 1) as u8) << 4;
     }
     codes
 }
@@ -415,9 +412,8 @@ fn with_fifth_bit(mut codes: [u8; 32], high_bits: u32) -> [u8; 32] {
 fn k_nibbles(bytes: &[u8]) -> [u8; 256] {
     let mut codes = [0; 256];
     for (codes, bytes) in codes.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
-        let (low, high) = codes.split_at_mut(32);
-        for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
-            (*low, *high) = (byte & 15, byte >> 4);
+        for (index, byte) in bytes.iter().enumerate() {
+            (codes[index], codes[index + 32]) = (byte & 15, byte >> 4);
         }
     }
     codes
