@@ -4,12 +4,15 @@
 //! lane is bf16, as described: the residual stream between layers (`act`), norm weights (`i5`), cosines, sines and head norms
 //! (`i6`), rows of keys and values, logits. A weight is `code · scale + zero` in f32, one rounding.
 //!
-//! The description is silent about what the kernels keep inside. This is the reading taken here: rounded to bf16 as well are
-//! normed rows, rotated queries, attention outputs and the SwiGLU product, as operands of bf16 multipliers; in f32 stay query
-//! and key projections, normed heads before their rotation, softmax shares before the value sum, the output projection, the
-//! residual stream between attention and feed-forward block, gate and up projections and the down projection. All sums are
-//! f32: dot products in 32 lanes ([`super::lanes`]), shares and values of a block of 16 positions in order. Exponentials,
-//! roots, sines and cosines are those of the f32 library.
+//! The description is silent about what the kernels keep inside. This is the reading taken here: what becomes an operand of a
+//! matrix product is rounded to bf16 as well, for that is what the array multiplies: normed rows, rotated queries, attention
+//! outputs and the SwiGLU product. In f32 stay query and key projections, normed heads before their rotation, softmax shares
+//! (they weigh rows of values one by one), the output projection, the residual stream between attention and feed-forward
+//! block, gate and up projections and the down projection. All sums are f32: dot products in 32 lanes ([`super::lanes`]),
+//! shares and values of a block of 16 positions in order. Exponentials, roots, sines and cosines are those of the f32 library.
+//!
+//! Sums in another order put an operand on the neighbouring bf16 now and then, and with it every element of the product a
+//! little off. So another program with these rounding points agrees with the twin to a step of a row's scale, not to the bit.
 
 mod weights;
 
