@@ -54,14 +54,16 @@ pub enum Numerics {
     Xdna1Qwen,
     /// That of the xdna1 lane's CPU stage.
     Xdna1Cpu,
+    /// That of the xdna2 lane's kernels, on the CPU.
+    Xdna2,
 }
 
 impl Numerics {
     /// All values.
-    pub const ALL: [Self; 6] =
-        [Self::Exact, Self::Fast, Self::Int8, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu];
+    pub const ALL: [Self; 7] =
+        [Self::Exact, Self::Fast, Self::Int8, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu, Self::Xdna2];
     /// All values, for messages.
-    pub const ALLOWED: &'static str = "exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+    pub const ALLOWED: &'static str = "exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu, xdna2";
 
     /// Name on the command line.
     #[must_use]
@@ -73,6 +75,7 @@ impl Numerics {
             Self::Xdna1SmolLm => "xdna1-smollm",
             Self::Xdna1Qwen => "xdna1-qwen",
             Self::Xdna1Cpu => "xdna1-cpu",
+            Self::Xdna2 => "xdna2",
         }
     }
 }
@@ -273,7 +276,7 @@ mod tests {
     fn wrong_options_name_what_is_allowed() {
         let mut options = Options::default();
         let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
-        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu";
+        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu, xdna2";
         assert_eq!(message(options.set("numerics", "fp8", &[])), allowed);
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(

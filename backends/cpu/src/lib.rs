@@ -35,6 +35,7 @@ pub mod gemm;
 pub mod gemv;
 mod kernel;
 pub mod kv;
+pub mod layered;
 pub mod limits;
 pub mod memory;
 pub mod packed;

@@ -6,7 +6,7 @@ use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
 use crate::exact::{ExactOptions, ExactSegment};
 use crate::fast::{CpuOptions, FastSegment};
 use crate::features::Features;
-use crate::twin::{self, Lane, TwinOptions, TwinSegment};
+use crate::twin::{self, Lane, TwinOptions, TwinSegment, XDNA2_POSITIONS, Xdna2Options, Xdna2Segment};
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::device::Device;
 use npuhal_core::error::DeviceError;
@@ -45,12 +45,9 @@ impl Route for CpuRoute {
         let Some(card) = devices.iter().find(|card| card.generation == Generation::Cpu) else {
             return Fitness::Declines(Decline::Optional(Reason::new("the CPU is not among the usable devices")));
         };
-        let window = check_rows(model, options.numerics)
-            .and_then(|()| check_config(model.config()).map_err(|error| error.to_string()))
-            .and_then(|()| match lane(options.numerics) {
-                Some(lane) => twin::check_config(model.config(), lane).map_err(|error| error.to_string()),
-                None => Ok(()),
-            })
+        let window = check_config(model.config())
+            .map_err(|error| error.to_string())
+            .and_then(|()| check_numerics(model, options.numerics))
             .and_then(|()| positions(model, None, options));
         let numerics = offer(options);
         match (window, numerics) {
@@ -100,13 +97,25 @@ impl Route for CpuRoute {
     }
 }
 
-/// The kernels take weights as rows; a matrix of tiles is for other devices, and for the reference.
+/// Checks that `model` is one that `numerics` computes.
+fn check_numerics(model: &ModelSource, numerics: Numerics) -> Result<(), String> {
+    if numerics == Numerics::Xdna2 {
+        return twin::check_xdna2(model).map_err(|error| error.to_string());
+    }
+    check_rows(model, numerics)?;
+    match lane(numerics) {
+        Some(lane) => twin::check_config(model.config(), lane).map_err(|error| error.to_string()),
+        None => Ok(()),
+    }
+}
+
+/// The kernels take weights as rows; a matrix of tiles is for other devices, their twin, and the reference.
 fn check_rows(model: &ModelSource, numerics: Numerics) -> Result<(), String> {
     match model.tiled_tensors().next().filter(|_| numerics != Numerics::Exact) {
         None => Ok(()),
         Some((_, tensor)) => Err(format!(
-            "{} is stored as {}, which the CPU computes with in the numerics exact only; use the GGUF file the directory was \
-             made from",
+            "{} is stored as {}, which the CPU computes with in the numerics exact and xdna2 only; use the GGUF file the \
+             directory was made from",
             tensor.name(),
             tensor.kind().name()
         )),
@@ -124,7 +133,7 @@ struct Offer {
 
 fn offer(options: &Options) -> Result<Offer, String> {
     match options.numerics {
-        Numerics::Xdna1SmolLm | Numerics::Xdna1Qwen | Numerics::Xdna1Cpu => {
+        Numerics::Xdna1SmolLm | Numerics::Xdna1Qwen | Numerics::Xdna1Cpu | Numerics::Xdna2 => {
             Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 4, instructions: "" })
         }
         Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
@@ -139,7 +148,8 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
     let config = model.config();
     let span = SegmentSpan::whole(config);
     let sequences = u64::from(options.sequences.unwrap_or(1));
-    let weights = model.tensors().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
+    let rows = model.tensors().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
+    let tiles = model.tiled_tensors().map(|(_, tensor)| tensor.len_bytes() as u64).sum::<u64>();
     let kv = config.kv_bytes(window as usize, offer.kv_element_bytes).saturating_mul(sequences);
     let threads = threads(options);
     let threads = if threads.get() == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
@@ -150,7 +160,7 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
         placement: vec![Placement { layers: span.layers, device: card.id.clone(), yields: span.yields }],
         speed: offer.speed,
         expected: None,
-        memory_bytes: Some(weights.saturating_add(kv)),
+        memory_bytes: Some(rows.saturating_add(tiles).saturating_add(kv)),
         detail: detail.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", "),
     }
 }
@@ -160,7 +170,7 @@ fn features(options: &Options) -> Result<Features, String> {
     Features::named(options.cpu_features.as_deref().unwrap_or("auto")).map_err(|error| error.to_string())
 }
 
-/// The lane whose twin a numerics is.
+/// The part of the xdna1 lane whose twin a numerics is.
 fn lane(numerics: Numerics) -> Option<Lane> {
     match numerics {
         Numerics::Xdna1SmolLm => Some(Lane::SmolLm),
@@ -170,12 +180,20 @@ fn lane(numerics: Numerics) -> Option<Lane> {
     }
 }
 
+/// Positions that the lane has whose twin `numerics` is.
+fn lane_positions(numerics: Numerics) -> Option<u32> {
+    match numerics {
+        Numerics::Xdna2 => Some(XDNA2_POSITIONS),
+        other => lane(other).map(|_| CONTEXT_POSITIONS),
+    }
+}
+
 /// Positions of a sequence: what was asked for, or all the model was trained for, or all the lane has.
 fn positions(model: &ModelSource, asked: Option<u32>, options: &Options) -> Result<u32, String> {
     let trained = u32::try_from(model.config().context_length).unwrap_or(u32::MAX);
     let numerics = options.numerics;
-    if lane(numerics).is_some() {
-        let most = trained.min(CONTEXT_POSITIONS);
+    if let Some(held) = lane_positions(numerics) {
+        let most = trained.min(held);
         return match asked.or(options.context_positions) {
             None => Ok(most),
             Some(0) => Err("a context of 0 positions was asked for; wanted at least 1".to_owned()),
@@ -222,6 +240,11 @@ fn open_segment(request: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteEr
             let fast =
                 CpuOptions { sequences, precision, features, ..CpuOptions::new(positions, threads(options).get()) };
             let segment = FastSegment::load(model, span, fast);
+            Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
+        }
+        Numerics::Xdna2 => {
+            let twin = Xdna2Options { positions, sequences, threads: threads(options) };
+            let segment = Xdna2Segment::open(model, span, twin);
             Ok(Box::new(segment.map_err(|error| backend(error.into()))?))
         }
         other => Err(declined(offer(options).err().unwrap_or_else(|| format!("numerics {other} cannot be opened")))),

@@ -9,6 +9,7 @@ use crate::elementwise::Rotation;
 use crate::error::CpuError;
 use crate::features::Features;
 use crate::kv::{KvCache, KvShape};
+use crate::layered::taps_of;
 use crate::pool::{FlushDenormals, Pool};
 use forward::Work;
 use npuhal_core::error::RunError;
@@ -290,19 +291,4 @@ impl std::fmt::Debug for FastSegment {
             .field("packed_bytes", &self.weights.packed_bytes)
             .finish_non_exhaustive()
     }
-}
-
-fn taps_of(span: &SegmentSpan) -> Vec<Tap> {
-    let of_layer = |layer: usize| {
-        let layer = layer as u32;
-        [Tap::K(layer), Tap::V(layer), Tap::LayerOut(layer)]
-    };
-    let mut taps: Vec<Tap> = span.layers.clone().flat_map(of_layer).collect();
-    if span.has_final_norm() {
-        taps.push(Tap::Normed);
-    }
-    if span.has_head() {
-        taps.push(Tap::Logits);
-    }
-    taps
 }

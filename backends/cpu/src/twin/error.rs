@@ -1,8 +1,7 @@
 //! Errors of opening a twin.
 
-use super::Lane;
 use npuhal_models::ModelError;
-use npuhal_registry::SpanError;
+use npuhal_registry::{Numerics, SpanError};
 use thiserror::Error;
 
 /// A twin that cannot be opened.
@@ -10,13 +9,25 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum TwinError {
     /// The lane does not compute such a model.
-    #[error("numerics {lane} cannot run this model: {field} is {found}; {wanted}")]
+    #[error("numerics {numerics} cannot run this model: {field} is {found}; {wanted}")]
     Config {
-        /// The lane.
-        lane: Lane,
+        /// The lane's numerics.
+        numerics: Numerics,
         /// Field of the configuration.
         field: &'static str,
         /// Its value.
+        found: String,
+        /// What it would have to be.
+        wanted: &'static str,
+    },
+    /// A matrix is stored in a form that the lane's kernels do not take.
+    #[error("numerics {numerics} cannot run this model: tensor {tensor} is stored as {found}; wanted {wanted}")]
+    Weights {
+        /// The lane's numerics.
+        numerics: Numerics,
+        /// Name in the file.
+        tensor: String,
+        /// How it is stored.
         found: String,
         /// What it would have to be.
         wanted: &'static str,

@@ -43,10 +43,18 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     reduce(lanes)
 }
 
-/// A matrix of bf16, output features × input features.
+/// A matrix, output features × input features.
 pub(super) trait Rows: Sync {
-    /// Little-endian bf16 of a row.
-    fn row(&self, feature: usize) -> &[u8];
+    /// Fills `out` with the weights of `feature`. To be inlined: it is compiled for the processor's instructions.
+    fn read(&self, feature: usize, out: &mut [f32]);
+}
+
+/// Fills `out` with little-endian bf16.
+#[inline(always)]
+pub(super) fn read_bf16(bytes: &[u8], out: &mut [f32]) {
+    for (out, bits) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *out = f32::from_bits(u32::from(u16::from_le_bytes(*bits)) << 16);
+    }
 }
 
 /// Products of every row of `x` (`rows` × `cols`) with `features` rows of `matrix`: `rows` × `features`, not rounded. Lanes start
@@ -68,7 +76,7 @@ pub(super) fn multiply(
             let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some((index, out)) = next else { break };
             for (offset, out) in out.chunks_mut(rows.max(1)).enumerate() {
-                products(matrix.row(index * RUN + offset), x, cols, chunks, &mut weights, out);
+                products(matrix, index * RUN + offset, x, chunks, &mut weights, out);
             }
         }
     };
@@ -87,29 +95,48 @@ pub(super) fn multiply(
     result
 }
 
-fn products(row: &[u8], x: &[f32], cols: usize, chunks: &[Range<usize>], weights: &mut [f32], out: &mut [f32]) {
+fn products(
+    matrix: &impl Rows,
+    feature: usize,
+    x: &[f32],
+    chunks: &[Range<usize>],
+    weights: &mut [f32],
+    out: &mut [f32],
+) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         #[allow(unsafe_code, reason = "the compiler wants a proof that the processor has the instructions")]
         // SAFETY: AVX2 was detected.
-        return unsafe { products_avx2(row, x, cols, chunks, weights, out) };
+        return unsafe { products_avx2(matrix, feature, x, chunks, weights, out) };
     }
-    products_any(row, x, cols, chunks, weights, out);
+    products_any(matrix, feature, x, chunks, weights, out);
 }
 
 /// The same operations; AVX2 without FMA, so that the bits are the same on every processor.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn products_avx2(row: &[u8], x: &[f32], cols: usize, chunks: &[Range<usize>], weights: &mut [f32], out: &mut [f32]) {
-    products_any(row, x, cols, chunks, weights, out);
+fn products_avx2(
+    matrix: &impl Rows,
+    feature: usize,
+    x: &[f32],
+    chunks: &[Range<usize>],
+    weights: &mut [f32],
+    out: &mut [f32],
+) {
+    products_any(matrix, feature, x, chunks, weights, out);
 }
 
 #[inline(always)]
-fn products_any(row: &[u8], x: &[f32], cols: usize, chunks: &[Range<usize>], weights: &mut [f32], out: &mut [f32]) {
-    for (weight, bits) in weights.iter_mut().zip(row.as_chunks::<2>().0) {
-        *weight = f32::from_bits(u32::from(u16::from_le_bytes(*bits)) << 16);
-    }
-    for (x, out) in x.chunks_exact(cols).zip(out) {
+fn products_any(
+    matrix: &impl Rows,
+    feature: usize,
+    x: &[f32],
+    chunks: &[Range<usize>],
+    weights: &mut [f32],
+    out: &mut [f32],
+) {
+    matrix.read(feature, weights);
+    for (x, out) in x.chunks_exact(weights.len()).zip(out) {
         let mut lanes = [0.0; LANES];
         for chunk in chunks {
             accumulate(&mut lanes, &weights[chunk.clone()], &x[chunk.clone()]);
@@ -125,8 +152,8 @@ mod tests {
     struct Matrix(Vec<Vec<u8>>);
 
     impl Rows for Matrix {
-        fn row(&self, feature: usize) -> &[u8] {
-            &self.0[feature]
+        fn read(&self, feature: usize, out: &mut [f32]) {
+            read_bf16(&self.0[feature], out);
         }
     }
 
@@ -160,13 +187,8 @@ mod tests {
             let x = &x[row * 96..(row + 1) * 96];
             let alone = multiply(&matrix, 200, x, 96, std::slice::from_ref(&whole), NonZeroUsize::MIN);
             assert_eq!(alone, all[row * 200..(row + 1) * 200]);
-            let weights: Vec<f32> = matrix
-                .row(7)
-                .as_chunks::<2>()
-                .0
-                .iter()
-                .map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16))
-                .collect();
+            let mut weights = [0.0; 96];
+            matrix.read(7, &mut weights);
             assert_eq!(alone[7], dot(&weights, x));
         }
     }

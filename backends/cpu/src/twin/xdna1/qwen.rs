@@ -3,9 +3,9 @@
 //! A core multiplies bf16 alone, so an f32 factor is split into three bf16 parts and the parts' products are accumulated in f32
 //! in a fixed order. Sums, comparisons and the scalar square root are plain f32.
 
-use super::lanes::dot;
-use super::rounding::{bf16, split};
 use super::smollm::rsqrt;
+use crate::twin::lanes::dot;
+use crate::twin::rounding::{bf16, split};
 
 /// Epsilon of every norm, compiled into the design.
 const EPS: f32 = 1e-6;

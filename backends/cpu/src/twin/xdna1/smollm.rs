@@ -4,9 +4,9 @@
 //! Three things the published design leaves to the core are fixed here: conversions to bf16 round half to even, the fixed-point
 //! argument of the exponential is rounded down (as silicon was observed to do) and held within its 16 bits, and the sum of the weights runs in 16 lanes.
 
-use super::lanes::{LANES, dot, reduce};
-use super::rounding::{bf16, bits, value};
 use super::tables::{EXP_FRACTION, EXP_WHOLE, RECIPROCAL_MANTISSA, TANH_SEGMENTS};
+use crate::twin::lanes::{LANES, dot, reduce};
+use crate::twin::rounding::{bf16, bits, value};
 
 /// Epsilon of every norm, compiled into the design.
 const EPS: f32 = 1e-5;
@@ -120,7 +120,7 @@ mod tests {
             assert_eq!(*entry, bits((k as f64 / 256.0).exp() as f32), "e^({k}/256)");
         }
         let golden: serde_json::Value =
-            serde_json::from_str(include_str!("../../tests/data/xdna1/aie2_luts.json")).unwrap();
+            serde_json::from_str(include_str!("../../../tests/data/xdna1/aie2_luts.json")).unwrap();
         let mantissa: Vec<u16> = serde_json::from_value(golden["inv_mantissa"].clone()).unwrap();
         assert_eq!(mantissa, RECIPROCAL_MANTISSA);
         for (segment, (slope, offset)) in golden["tanh_segments"].as_array().unwrap().iter().zip(TANH_SEGMENTS) {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn fixed_point_rounds_as_silicon_does() {
         let golden: serde_json::Value =
-            serde_json::from_str(include_str!("../../tests/data/xdna1/vec_vfloor_bf16_denorm.json")).unwrap();
+            serde_json::from_str(include_str!("../../../tests/data/xdna1/vec_vfloor_bf16_denorm.json")).unwrap();
         let input: Vec<u16> = serde_json::from_value(golden["input"].clone()).unwrap();
         let silicon: Vec<i16> = serde_json::from_value(golden["silicon"].clone()).unwrap();
         assert_eq!((input.len(), silicon.len()), (256, 256));

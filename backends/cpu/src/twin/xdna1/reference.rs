@@ -1,7 +1,7 @@
 //! The lane's CPU stage: f32, rounded to bf16 after every operation of a layer.
 
-use super::lanes::dot;
-use super::rounding::bf16;
+use crate::twin::lanes::dot;
+use crate::twin::rounding::bf16;
 
 /// RMSNorm, also the final one. Gammas are not rounded to bf16.
 pub(super) fn norm(x: &[f32], gamma: &[f32], eps: f32, out: &mut [f32]) {

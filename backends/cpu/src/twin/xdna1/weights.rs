@@ -1,9 +1,9 @@
 //! Weights in the forms of a package: matrices bf16, norms, biases and embedding float16, rows in the order of Hugging Face
 //! checkpoints.
 
-use super::error::TwinError;
-use super::lanes::Rows;
-use super::rounding::{bf16, bits, f16};
+use crate::twin::error::TwinError;
+use crate::twin::lanes::{Rows, read_bf16};
+use crate::twin::rounding::{bf16, bits, f16};
 use npuhal_models::config::RopePairing;
 use npuhal_models::source::LayerTensor;
 use npuhal_models::{ModelConfig, ModelSource, Tensor, TensorRole, WeightType};
@@ -28,12 +28,13 @@ enum Storage {
 }
 
 impl Rows for Matrix {
-    fn row(&self, feature: usize) -> &[u8] {
+    #[inline(always)]
+    fn read(&self, feature: usize, out: &mut [f32]) {
         let bytes = match &self.storage {
             Storage::Mapped(tensor) => tensor.bytes(),
             Storage::Owned(bytes) => bytes,
         };
-        &bytes[feature * self.row_bytes..(feature + 1) * self.row_bytes]
+        read_bf16(&bytes[feature * self.row_bytes..(feature + 1) * self.row_bytes], out);
     }
 }
 
@@ -76,6 +77,10 @@ impl Weights {
         };
         let layers = span.layers.clone().map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Self { embedding, layers, final_norm, head })
+    }
+
+    pub(super) fn has_embedding(&self) -> bool {
+        self.embedding.is_some()
     }
 
     /// The embedding of `token`: float16, then bf16. Nothing without an embedding.
