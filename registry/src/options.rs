@@ -276,7 +276,8 @@ mod tests {
     fn wrong_options_name_what_is_allowed() {
         let mut options = Options::default();
         let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
-        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu, xdna2";
+        let allowed =
+            "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu, xdna2";
         assert_eq!(message(options.set("numerics", "fp8", &[])), allowed);
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(

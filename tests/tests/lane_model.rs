@@ -307,9 +307,9 @@ fn a_gap_between_generations_passes_and_the_same_gap_inside_one_times_out_and_re
             let token = 40 + position;
             let found = step(lane, token, position);
             // A token that failed is tried again.
-            if found.is_ok() {
+            if let Ok(found) = &found {
                 exact.truncate(SequenceId(0), position as usize);
-                let cosine = cosine(found.as_ref().unwrap(), &step(&mut exact, token, position).unwrap());
+                let cosine = cosine(found, &step(&mut exact, token, position).unwrap());
                 assert!(cosine >= 0.9999, "{profile}, position {position}: cosine {cosine}");
                 position += 1;
             }

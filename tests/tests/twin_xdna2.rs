@@ -1,5 +1,7 @@
 //! The xdna2 lane's twin: against the oracle over the same weights, and the lane on a virtual NPU against the twin.
 
+#![allow(clippy::print_stdout, reason = "measured figures are a part of what the tests show")]
+
 use npuhal_amdxdna::NpuDevice;
 use npuhal_core::dtype::bf16_bits;
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Takes, Tap, TapSink, Want, Yields};

@@ -332,8 +332,9 @@ fn hybrids_are_the_composition_of_their_parts() {
 fn every_form_computes_the_model() {
     let (_, model) = &*PACKAGE;
     let machine = Machine::new();
-    let forms: [(&[(&str, &str)], u64, f64); 6] = [
-        // Options, runs a token, similarity to the CPU stage.
+    /// Options, runs a token, similarity to the CPU stage.
+    type Form = (&'static [(&'static str, &'static str)], u64, f64);
+    let forms: [Form; 6] = [
         (&[], 1, 0.999),
         (&[("engine", "off")], 2, 0.999),
         (&[("engine", "off"), ("chunk", "1")], 4, 0.999),

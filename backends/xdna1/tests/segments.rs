@@ -337,8 +337,11 @@ fn chunks_pass_the_hidden_row_on_and_keep_their_caches() {
     assert_eq!((keys[0], keys[64]), (bf16_bits(1.0), 0));
 }
 
+/// Tap, position, values.
+type Seen = (Tap, u32, Vec<f32>);
+
 #[derive(Clone, Default)]
-struct Collected(Arc<Mutex<Vec<(Tap, u32, Vec<f32>)>>>);
+struct Collected(Arc<Mutex<Vec<Seen>>>);
 
 impl TapSink for Collected {
     fn observe(&mut self, tap: Tap, row: Row, values: &[f32]) {
