@@ -120,7 +120,7 @@ impl Route for Xdna1Route {
             dispatch_seconds: DISPATCH_SECONDS,
             layers_per_dispatch: per_dispatch,
             head_seconds: None,
-            whole_seconds: Some(1.0 / engine_rate),
+            whole_seconds: (model.config().layers == layers).then_some(1.0 / engine_rate),
             source: CostSource::Published("c8dhjp4tyv-bit/hawkpoint-npu-llm".to_owned()),
         })
     }
