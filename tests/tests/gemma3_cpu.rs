@@ -2,7 +2,7 @@
 
 use npuhal_core::stage::{Control, HiddenRows, Row, SequenceId, Session, Stepper, TokenId, Want};
 use npuhal_models::config::{Activation, LayerRope};
-use npuhal_models::{ControlTokens, ModelSource, Specials, Tokenizer};
+use npuhal_models::{ModelSource, Specials, Tokenizer};
 use npuhal_registry::{DeviceAddress, DeviceChoice, Numerics, Options, Registry, Request, select};
 use npuhal_tests::kit::gguf::GgufFile;
 use npuhal_tests::kit::reference::{LogitsOf, Reference};
@@ -38,11 +38,11 @@ fn step(stepper: &mut dyn Stepper, tokens: &[TokenId], want: Want<'_>) -> Vec<Ve
     (0..logits.rows()).map(|row| logits.row(row).to_vec()).collect()
 }
 
-fn prompt(model: &ModelSource, text: &str) -> (Tokenizer, Vec<TokenId>) {
+fn prompt(model: &ModelSource, text: &str) -> Vec<TokenId> {
     let tokenizer = Tokenizer::from_vocabulary(model.vocabulary()).unwrap();
     let mut ids: Vec<TokenId> = model.vocabulary().bos.into_iter().collect();
     ids.extend(tokenizer.encode(text, Specials::Plain).unwrap());
-    (tokenizer, ids)
+    ids
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {
@@ -79,7 +79,7 @@ fn its_configuration_is_that_of_the_family() {
 fn exact_equals_the_reference_and_fast_is_near_it() {
     let Some(path) = models::path(MODEL) else { return };
     let model = ModelSource::open(&path).unwrap();
-    let (tokenizer, tokens) = prompt(&model, PROMPT);
+    let tokens = prompt(&model, PROMPT);
     assert_eq!(tokens.len(), 6, "bos and a token for each word");
     let exact = step(open(&model, Numerics::Exact, 64).as_mut(), &tokens, Want::All);
     let fast = step(open(&model, Numerics::Fast, 64).as_mut(), &tokens, Want::All);
@@ -87,7 +87,6 @@ fn exact_equals_the_reference_and_fast_is_near_it() {
         assert!(cosine(fast, exact) > 0.999, "position {position}: {}", cosine(fast, exact));
         assert_eq!(best(fast), best(exact), "position {position}");
     }
-    assert_eq!(tokenizer.decode(&[best(exact.last().unwrap())], ControlTokens::Show).trim(), "Paris");
     let wanted = reference(&path, &tokens);
     let distance = |found: &[f32]| {
         let size = wanted.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -112,7 +111,7 @@ fn past_the_window_exact_and_fast_agree() {
     let Some(path) = models::path(MODEL) else { return };
     let model = ModelSource::open(&path).unwrap();
     let story = "The quick brown fox jumps over the lazy dog, and the dog sleeps on. ".repeat(40);
-    let (_, tokens) = prompt(&model, &story);
+    let tokens = prompt(&model, &story);
     assert!(tokens.len() > 600, "{}", tokens.len());
     let exact = step(open(&model, Numerics::Exact, 1024).as_mut(), &tokens, Want::Last).remove(0);
     let fast = step(open(&model, Numerics::Fast, 1024).as_mut(), &tokens, Want::Last).remove(0);
