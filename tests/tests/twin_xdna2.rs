@@ -29,7 +29,7 @@ use tempfile::TempDir;
 /// Twelve blocks of the cache and a bit; fewer without optimization.
 const LONGEST: u32 = if cfg!(debug_assertions) { 40 } else { 200 };
 const POSITIONS: u32 = 256;
-/// Bound of [`assert_one_step`]; measured: 8.
+/// Bound of [`assert_one_step`]. The first layer of the small model has 390 of 51200 elements, 7.6 per mille.
 const CANCELLED_PER_MILLE: usize = 10;
 
 /// Four layers, hidden size 256, 320 tokens.
