@@ -338,10 +338,10 @@ fn chunks_pass_the_hidden_row_on_and_keep_their_caches() {
 }
 
 /// Tap, position, values.
-type Seen = (Tap, u32, Vec<f32>);
+type Observation = (Tap, u32, Vec<f32>);
 
 #[derive(Clone, Default)]
-struct Collected(Arc<Mutex<Vec<Seen>>>);
+struct Collected(Arc<Mutex<Vec<Observation>>>);
 
 impl TapSink for Collected {
     fn observe(&mut self, tap: Tap, row: Row, values: &[f32]) {
