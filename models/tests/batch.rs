@@ -35,7 +35,7 @@ impl Outcomes {
             BatchEvent::Prefill { done, total } => assert!(done <= total),
             BatchEvent::Piece(piece) => self.pieces.entry(id).or_default().push(piece),
             BatchEvent::Ended(generation) => {
-                self.ended.insert(id, generation);
+                self.ended.insert(id, *generation);
                 self.order.push(id);
             }
             BatchEvent::Failed(error) => {

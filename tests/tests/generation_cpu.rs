@@ -82,7 +82,7 @@ proptest! {
         let mut on_event = |id: RequestId, event: BatchEvent| {
             match event {
                 BatchEvent::Piece(piece) => pieces.entry(id).or_default().push(piece),
-                BatchEvent::Ended(generation) => drop(ended.insert(id, generation)),
+                BatchEvent::Ended(generation) => drop(ended.insert(id, *generation)),
                 BatchEvent::Failed(error) => panic!("{error}"),
                 _ => {}
             }

@@ -156,9 +156,9 @@ fn wrong_preferences_and_options_are_usage_errors() {
     let model = home.model();
     for (arguments, wanted) in [
         (["--prefer", "cheap"], "--prefer: prefer cannot be 'cheap'; allowed: npu, speed, context"),
-        (["--npu-opt", "colour=red"], "--npu-opt: unknown option 'colour'; known options: kernels"),
+        (["--npu-opt", "colour=red"], "--npu-opt: unknown option 'colour'; known options: chunk, "),
         (["--npu-opt", "colour"], "--npu-opt: an option is given as KEY=VALUE, not 'colour'"),
-        (["--npu-opt", "threads=3"], "--npu-opt: unknown option 'threads'; known options: kernels"),
+        (["--npu-opt", "threads=3"], "--npu-opt: unknown option 'threads'; known options: chunk, "),
     ] {
         for command in [vec!["routes"], vec!["run", "hello"], vec!["bench"]] {
             let model = ["-m", model.to_str().unwrap()];

@@ -64,8 +64,10 @@ impl Server {
     }
 
     fn worker(&self) -> u32 {
-        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let children = fs::read_to_string(path).unwrap();
+        // A process is the child of the thread that started it.
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let children = threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).ok());
+        let children: String = children.collect();
         children.split_whitespace().next().expect("there is a worker").parse().unwrap()
     }
 

@@ -70,7 +70,10 @@ impl Route for CpuRoute {
         }
     }
 
-    fn cost(&self, model: &ModelSource, _: &DeviceCard, _: &Options) -> Option<DeviceCost> {
+    fn cost(&self, model: &ModelSource, device: &DeviceCard, _: &Options) -> Option<DeviceCost> {
+        if device.generation != Generation::Cpu {
+            return None;
+        }
         let config = model.config();
         let bytes = |is_it: fn(TensorRole) -> bool| {
             let tensors = model.tensors().filter(|(role, _)| is_it(*role));

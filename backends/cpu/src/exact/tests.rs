@@ -475,7 +475,7 @@ fn models_that_cannot_be_opened_say_why() {
     let odd = open(|spec| spec.config.rope.dims = 5).unwrap();
     assert!(odd.contains("rope.dims is 5 for heads of 6"), "{odd}");
     let scaling = open(|spec| spec.config.rope.scaling = RopeScaling::Linear { factor: 0.0 }).unwrap();
-    assert!(scaling.contains("linear by 0"), "{scaling}");
+    assert!(scaling.contains("rope.scaling is Linear { factor: 0.0 }"), "{scaling}");
     assert_eq!(open(|_| ()), None);
 
     let (_file, model) = random_model(|_| ());

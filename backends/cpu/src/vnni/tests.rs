@@ -7,6 +7,7 @@ use crate::features::Features;
 use crate::gemm::{PANEL_BLOCK_BYTES, PANEL_ROWS, PanelJob};
 use crate::gemv::{GemvJob, portable};
 use crate::memory::Scratch;
+use crate::packed::stored_as;
 use crate::packed::{GROUP_ROWS, decode, group_bytes};
 use crate::table::{GemvKernel, PanelKernel};
 use npuhal_models::WeightType;
@@ -108,7 +109,7 @@ impl Case {
 }
 
 fn types() -> impl Iterator<Item = WeightType> {
-    WeightType::ALL.into_iter().filter(|&weight_type| blocked(weight_type))
+    WeightType::ALL.into_iter().filter(|&weight_type| blocked(weight_type) && stored_as(weight_type) == weight_type)
 }
 
 /// # Safety
