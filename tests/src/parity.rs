@@ -32,7 +32,7 @@ pub fn models() -> Vec<(&'static str, ModelSpec)> {
     let spec = |architecture, weights| ModelSpec {
         hidden: 256,
         layers: 3,
-        heads: 6,
+        heads: 8,
         kv_heads: 2,
         head_dim: 64,
         intermediate: 512,

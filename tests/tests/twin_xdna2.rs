@@ -424,7 +424,9 @@ fn published_control_code_drives_a_layer_as_the_twin_computes_it() {
         assert!(cosine >= 0.9999, "context {context}: cosine {cosine}");
         sum.add(&distance);
     }
-    assert_one_step(&sum);
+    // Five rows only: a single operand on the neighbouring bf16 moves all elements of its row, so strict steps say nothing here.
+    let Distance { elements, scale_apart, .. } = sum;
+    assert!(elements == 5 * 1024 && scale_apart * 1000 <= elements, "{sum}");
 }
 
 #[test]

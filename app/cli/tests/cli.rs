@@ -485,7 +485,7 @@ fn a_pinned_device_that_is_not_there_is_an_error_never_the_cpu() {
             "virtual:npu1",
             &["device virtual:npu1 cannot run this model of type llama", "make an xdna1 package of the model first"],
         ),
-        ("virtual:npu5?profile=mainline-old", &["virtual:npu5", "no route of this build uses it"]),
+        ("virtual:npu5?profile=mainline-old", &["device virtual:npu5 cannot run this model of type llama"]),
         ("amdxdna:/dev/accel/accel99", &["there is no device 'amdxdna:/dev/accel/accel99'"]),
     ] {
         let output = output(npuhal().args(["run", "--device", device, "hello"]));

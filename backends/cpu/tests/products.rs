@@ -138,7 +138,8 @@ fn check_against_f64(
             let terms = || weights.iter().zip(&x).map(|(&w, x)| f64::from(w) * x);
             let (wanted, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
             // A minimum and the codes' part may cancel, so the size of both counts.
-            let slack = if is_quantized(weight_type) { 4.0 } else { 1.0 };
+            // Plain types add all of a row in f32.
+            let slack = if is_quantized(weight_type) { 4.0 } else { 1.0 + cols as f64 / 64.0 };
             assert!(
                 (f64::from(out) - wanted).abs() <= size * slack * 1e-6 + 1e-30,
                 "{weight_type}: {out:e} instead of {wanted:e}, terms add up to {size:e}"
@@ -160,9 +161,9 @@ fn check(weight_type: WeightType, rows: usize, blocks: usize, tokens: usize, kin
         matrix.dequantize_row(index, &mut row);
         for (found, wanted) in row.iter().zip(wanted) {
             let size = wanted.abs().max(if is_quantized(stored) { scale_size(&weights) } else { 0.0 });
-            // The processor may take denormals for zero.
+            // The processor may take denormals for zero, also those that are the scale of larger elements.
             assert!(
-                (found - wanted).abs() <= size * 1e-6 + f32::MIN_POSITIVE,
+                (found - wanted).abs() <= size * 1e-6 + 8.0 * f32::MIN_POSITIVE,
                 "{weight_type} row {index}: {found:e}, not {wanted:e}"
             );
         }

@@ -14,6 +14,8 @@ use thiserror::Error;
 pub const UID_NOTE_BYTES: usize = 32;
 /// Bytes of the UID in its note.
 pub(crate) const UID_IN_NOTE: Range<usize> = 16..32;
+/// Bytes of its owner.
+const UID_OWNER: Range<usize> = 12..16;
 const TEXT: &str = ".ctrltext";
 const UID_NOTE: &str = ".note.xrt.UID";
 /// First word of a transaction: version 0.1, AIE2P, six rows.
@@ -55,6 +57,12 @@ pub enum InstructionElfError {
         len_bytes: usize,
         /// Name and description size, where the note has them.
         sizes: Option<[u32; 2]>,
+    },
+    /// The UID note is somebody else's.
+    #[error("full ELF: the owner of the UID note is \"{found}\", wanted \"XRT\"")]
+    UidOwner {
+        /// Its owner.
+        found: String,
     },
     /// The control code does not start with a transaction.
     #[error(
@@ -298,6 +306,10 @@ fn uid_of(elf: &Elf) -> Result<Option<UidNote>, InstructionElfError> {
     let bytes = <[u8; UID_NOTE_BYTES]>::try_from(note.data.as_slice()).map_err(|_| fault.clone())?;
     if sizes != Some([4, 16]) {
         return Err(fault);
+    }
+    let owner = &bytes[UID_OWNER];
+    if owner != b"XRT\0" {
+        return Err(InstructionElfError::UidOwner { found: owner.escape_ascii().to_string() });
     }
     Ok(Some(UidNote { at_bytes: note.offset as usize, bytes }))
 }

@@ -188,6 +188,8 @@ fn inputs_that_cannot_be_assembled_are_refused_by_what_is_wrong() {
     assert!(refuse(&compressed).contains(".ctrltext is compressed"));
     let longer_note = |elf: &mut Elf| elf.sections[7].data.extend([0; 4]);
     assert!(refuse(&longer_note).contains("unexpected UID note layout: 36 bytes"));
+    // It was taken here and refused in the assembled file.
+    assert!(refuse(&set(".note.xrt.UID", 12, 0)).contains("the owner of the UID note is"));
 }
 
 #[test]
