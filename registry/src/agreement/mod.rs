@@ -202,8 +202,7 @@ mod tests {
         assert_eq!(refused(|harness| harness.positions = 0), "positions is 0; wanted 1 to 1000000");
         assert_eq!(refused(|harness| harness.top_k = 1), "top-k is 1; wanted 2 to 1000");
         for threshold in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let mut harness = Harness::default();
-            harness.margin_threshold = threshold;
+            let harness = Harness { margin_threshold: threshold, ..Harness::default() };
             assert!(matches!(harness.rows(Scenario::Exact), Err(HarnessError::Threshold { .. })), "{threshold}");
         }
     }

@@ -437,7 +437,7 @@ mod tests {
     fn a_file_that_is_none_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
-        let mut read = |text: &str| {
+        let read = |text: &str| {
             fs::write(&path, text).unwrap();
             Calibrations::read(&path).unwrap_err().to_string()
         };

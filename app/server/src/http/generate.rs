@@ -155,25 +155,35 @@ impl Generation {
         arrived: Instant,
         deadline: Instant,
     ) -> Result<Self, ApiError> {
-        let waiting = async {
-            let place = service.admission.place().await.ok_or_else(ApiError::shutting_down)?;
-            let lease = service.fleet.lease(model).await.map_err(|error| match error {
-                FleetError::Closed => ApiError::shutting_down(),
-                _ => ApiError::model_unavailable(),
-            })?;
-            Ok((place, lease))
+        let place = async { service.admission.place().await.ok_or_else(ApiError::shutting_down) };
+        let place = at(deadline, place).await.unwrap_or_else(|| Err(ApiError::timed_out()))?;
+        let mut job = ask.job.clone();
+        let mut is_second = false;
+        // A worker may have died without anybody having noticed; what had not begun there is begun on the next one.
+        let (lease, events, first) = loop {
+            let leasing = async {
+                service.fleet.lease(model).await.map_err(|error| match error {
+                    FleetError::Closed => ApiError::shutting_down(),
+                    _ => ApiError::model_unavailable(),
+                })
+            };
+            let lease = at(deadline, leasing).await.unwrap_or_else(|| Err(ApiError::timed_out()))?;
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            job.time_limit_ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
+            let mut events = lease.run(job.clone());
+            let first = event_before(deadline, &mut events).await;
+            if is_second || !matches!(first, Some(JobEvent::Failed(JobFailure::WorkerLost))) {
+                break (lease, events, first);
+            }
+            is_second = true;
         };
-        let (place, lease) = at(deadline, waiting).await.unwrap_or_else(|| Err(ApiError::timed_out()))?;
         let created = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let name = service.fleet.models()[model].id.clone();
         let frame = Frame::new(&ask, id, created, &name);
-        let mut job = ask.job;
-        let remaining = deadline.saturating_duration_since(Instant::now());
-        job.time_limit_ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
         let resident = lease.resident().clone();
         let mut generation = Self {
             service: Shared::clone(service),
-            events: lease.run(job),
+            events,
             frame,
             resident,
             stream: ask.stream,
@@ -188,18 +198,20 @@ impl Generation {
             _place: place,
             _ticket: ticket,
         };
-        match generation.next().await {
+        match generation.note(first) {
             Ok(_) => Ok(generation),
             Err(failure) => Err(error_of(&failure, generation.frame.surface)),
         }
     }
 
-    /// The next event. Counts what is to be counted.
+    /// The next event.
     async fn next(&mut self) -> Result<Option<JobEvent>, JobFailure> {
-        let event = match at(self.deadline + GRACE, self.events.next()).await {
-            None => Some(JobEvent::Failed(JobFailure::TimedOut)),
-            Some(event) => event,
-        };
+        let event = event_before(self.deadline, &mut self.events).await;
+        self.note(event)
+    }
+
+    /// Counts what is to be counted.
+    fn note(&mut self, event: Option<JobEvent>) -> Result<Option<JobEvent>, JobFailure> {
         match event {
             Some(JobEvent::Failed(failure)) => {
                 self.count_failure(&failure);
@@ -401,6 +413,11 @@ fn at_index(choices: &mut Vec<Choice>, index: u32) -> &mut Choice {
         choices.resize_with(index + 1, Choice::default);
     }
     &mut choices[index]
+}
+
+/// The next event, or that the time of the job was over.
+async fn event_before(deadline: Instant, events: &mut JobEvents) -> Option<JobEvent> {
+    at(deadline + GRACE, events.next()).await.unwrap_or(Some(JobEvent::Failed(JobFailure::TimedOut)))
 }
 
 /// The result of `future` if it comes before `deadline`.
