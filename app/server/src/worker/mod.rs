@@ -1,7 +1,7 @@
 //! The process that owns a model and its device, and the messages to and from it.
 //!
 //! The child ([`serve`]) is plain blocking code on two threads: one reads orders, so that a ping and a cancellation are seen
-//! while a token is computed, the other owns the device. The parent ([`link`]) is async. Both speak frames of JSON
+//! while a token is computed, the other owns the device. The parent is async. Both speak frames of JSON
 //! ([`frame`]) over a socket pair, which is the child's standard input.
 
 pub mod frame;
