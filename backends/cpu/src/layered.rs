@@ -1,4 +1,4 @@
-//! The segment of every numerics that computes all rows of a call layer by layer: the oracle and the twins.
+//! The segment of every numerics that computes all rows of a call layer by layer in f32: the twins of the lanes.
 //!
 //! What a segment has to keep in order whatever its arithmetic (positions, refused rows, what a failed call left behind,
 //! observers) is here once; an [`Arithmetic`] adds the numbers.
@@ -20,12 +20,6 @@ pub trait Element: Copy + Default + Send {
 impl Element for f32 {
     fn narrow(self) -> f32 {
         self
-    }
-}
-
-impl Element for f64 {
-    fn narrow(self) -> f32 {
-        self as f32
     }
 }
 
