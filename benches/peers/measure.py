@@ -101,7 +101,8 @@ def peer_llama(path, threads, tests):
     import numpy
 
     started = time.perf_counter()
-    lib.llama_log_set(lib.llama_log_callback(lambda *_: None), None)
+    quiet = lib.llama_log_callback(lambda *_: None)  # kept: the library calls it later
+    lib.llama_log_set(quiet, None)
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
     params = lib.llama_context_default_params()
