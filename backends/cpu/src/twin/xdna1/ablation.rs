@@ -387,7 +387,7 @@ fn default_model() -> PathBuf {
             let options = npuhal_models::pull::PullOptions::from_env();
             npuhal_models::pull::pull(entry, &store, &options, &mut (), &Control::new()).unwrap()
         }
-        Located::Directory(path) => panic!("{}: a directory", path.display()),
+        other => panic!("{other:?} is no file"),
     }
 }
 
