@@ -87,15 +87,18 @@ fn an_error_in_the_middle_of_an_answer_starts_a_line() {
     let path = package(&home);
     home.run(&["kit", "xdna1", "-m", path.to_str().unwrap()]).with_code(0);
     let run = |device: &str| {
-        let arguments = ["run", "-m", "small-xdna1", "--device", device, "-n", "12", "--seed", "5", "hello"];
-        home.run(&[&arguments[..], &["--temperature", "1"]].concat())
+        let arguments = ["run", "-m", "small-xdna1", "--device", device, "-n", "12", "--seed", "5", "--stats"];
+        home.run(&[&arguments[..], &["--temperature", "1", "hello"]].concat())
     };
-    let whole = run("virtual:npu1").with_code(0).out;
-    let prompt_and_some = 40;
+    let said = run("virtual:npu1").with_code(0);
+    let whole = said.out;
+    let prompt_tokens = said.err.split("prompt ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    // A dispatch for each position of the prompt, then one for each token that is fed.
+    let prompt_and_some = prompt_tokens.parse::<u32>().unwrap() + 9;
     let said = run(&format!("virtual:npu1?fault=timeout@{prompt_and_some}")).with_code(1);
     let told: Vec<&str> = said.err.lines().filter(|line| line.contains("npuhal: ")).collect();
     assert!(told.len() == 1 && told[0].starts_with("npuhal: ") && told[0].contains("timed out"), "{}", said.err);
-    let part = said.out.strip_suffix('\n').expect("the line is ended");
+    let part = said.out.strip_suffix('\n').unwrap_or_else(|| panic!("{:?} of {whole:?}", said.out));
     assert!(!part.is_empty() && whole.starts_with(part) && part.len() < whole.len(), "{part:?} of {whole:?}");
     // In a chat the turn is taken back, and the next message is asked for.
     let device = format!("virtual:npu1?fault=timeout@{prompt_and_some}");
