@@ -316,11 +316,13 @@ fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Ve
 fn the_default_model_runs_on_the_virtual_npu() {
     let Some(path) = npuhal_tests::models::path("smollm2-135m") else { return };
     let mut bench = Bench::converted(&path);
-    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 100.0, agreements: 0, decided: 0 };
+    // The mean of whole prompts is above 0.999, single rows are not: rounding the residual stream alone to bf16, as every form of
+    // the lane does, leaves 0.995 in the worst one. docs/xdna1.md has the cost of each rounding; no single one is the cause.
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 2.0, agreements: 90, decided: 1 };
     let rows = check_real_weights(&mut bench, Lane::SmolLm, &limits);
-    // Published: token 2 at position 0 gives 198.
-    let (found, wanted) = &rows[2 * PROMPT_POSITIONS];
-    assert_eq!((best_two(found).0, best_two(wanted).0), (198, 198));
+    // Published: token 2 at position 0 gives 198. With the four-bit weights of this file `exact` differs, so the lane may.
+    let (found, wanted) = rows.get(2 * PROMPT_POSITIONS).map(|(a, b)| (best_two(a).0, best_two(b).0)).unwrap();
+    assert!(found == wanted && (found == 198 || wanted != 198), "{found}, exact {wanted}");
 }
 
 /// 1 GB of weights for every token.
@@ -333,6 +335,6 @@ fn qwen_runs_on_the_virtual_npu() {
     let mut bench = Bench::converted(&path);
     let id = bench.package.metadata().model_id.clone();
     assert_ne!(id.as_deref(), Some("qwen2.5-0.5b-xdna1"), "another checkpoint than the published one");
-    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.999, largest_error: 100.0, agreements: 0, decided: 0 };
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.99, largest_error: 2.0, agreements: 85, decided: 1 };
     check_real_weights(&mut bench, Lane::Qwen, &limits);
 }
