@@ -120,7 +120,7 @@ fn convert_as(
     shape: Option<Shape>,
 ) -> Result<Converted, PackageError> {
     let threads = NonZeroUsize::new(2).unwrap();
-    let request = ConvertRequest { source, target, identity, shape, threads };
+    let request = ConvertRequest { source, target, identity, shape, threads, keep: &["npu"] };
     convert(&request, &mut |_| (), &Control::new())
 }
 
@@ -364,13 +364,18 @@ fn an_older_package_is_replaced_and_nothing_else() {
     let (folder, target) = package();
     let source = folder.path().join("source");
     fs::write(target.join("stray"), "x").unwrap();
-    convert_small(&source, &target).unwrap();
+    fs::create_dir(target.join("npu")).unwrap();
+    fs::write(target.join("npu/kit.json"), "mine").unwrap();
+    assert_eq!(convert_small(&source, &target).unwrap().kept, ["npu"]);
     assert!(!target.join("stray").exists());
+    let kit = || fs::read(target.join("npu/kit.json")).unwrap();
+    assert_eq!(kit(), b"mine", "what the user put there is not the conversion's");
     assert_eq!(names(folder.path()), ["package", "source"], "neither staging nor backup is left");
     let before = fs::read(target.join("metadata.json")).unwrap();
     fs::write(source.join("model.safetensors"), "short").unwrap();
     convert_small(&source, &target).unwrap_err();
     assert_eq!(fs::read(target.join("metadata.json")).unwrap(), before, "a failed conversion leaves the old package");
+    assert_eq!(kit(), b"mine");
     let kept = convert_small(&source, &source).unwrap_err();
     assert!(matches!(kept, PackageError::Model(_)), "{kept}");
     checkpoint(folder.path(), &config("llama"), &tensors(false, false), Stored::Bf16);
@@ -389,6 +394,7 @@ fn a_cancelled_conversion_leaves_nothing() {
         identity: Identity::default(),
         shape: Some(SHAPE),
         threads: NonZeroUsize::MIN,
+        keep: &[],
     };
     let control = Control::new();
     let error = convert(&request, &mut |_| control.cancel(), &control).unwrap_err();

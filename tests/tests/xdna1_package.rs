@@ -28,8 +28,8 @@ fn converted() -> Option<Converted> {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("package");
     let threads = NonZeroUsize::new(2).unwrap();
-    let request =
-        ConvertRequest { source: &path, target: &target, identity: Identity::default(), shape: None, threads };
+    let identity = Identity::default();
+    let request = ConvertRequest { source: &path, target: &target, identity, shape: None, threads, keep: &[] };
     let coder = Identity { model_id: Some("smollm-135m-xdna1".into()), ..Identity::default() };
     let other = convert(&ConvertRequest { identity: coder, ..request.clone() }, &mut |_| (), &Control::new());
     assert!(matches!(other, Err(PackageError::ReservedId { .. })), "another checkpoint's id");

@@ -20,7 +20,7 @@ use npuhal_tests::kit::package::SmallPackage;
 use npuhal_tests::models::left_to_soak;
 use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
 use npuhal_virtual::{RunFault, VirtualDevice, VirtualSpec};
-use npuhal_xdna1::kit::{KIT_FILE, KIT_FOLDER, KitManifest};
+use npuhal_xdna1::kit::{KIT_FILE, KIT_FOLDER, KitManifest, KitOrigin};
 use npuhal_xdna1::route::Xdna1Route;
 use std::fs;
 use std::num::NonZeroUsize;
@@ -314,10 +314,14 @@ fn hybrids_are_the_composition_of_their_parts() {
                 let cosine = cosine(wanted.row(position), twin.row(position));
                 assert!(cosine > 0.9995, "{asked:?} at {position}: {cosine}");
             }
-            let mut tail = cpu(model, npu..LAYERS, Takes::Hidden, Yields::Normed, Numerics::Xdna1Cpu);
-            run(&mut *tail, &TOKENS, &mut wanted);
-            let mut head = cpu(model, LAYERS..LAYERS, Takes::Normed, Yields::Logits, Numerics::Xdna1Cpu);
-            run(&mut *head, &TOKENS, &mut wanted);
+            // The rest is the CPU's own; at position 0, where attention has nothing to weigh, the twins alone give the bits.
+            for rows in [&mut wanted, &mut twin] {
+                let mut tail = cpu(model, npu..LAYERS, Takes::Hidden, Yields::Normed, Numerics::Xdna1Cpu);
+                run(&mut *tail, &TOKENS, rows);
+                let mut head = cpu(model, LAYERS..LAYERS, Takes::Normed, Yields::Logits, Numerics::Xdna1Cpu);
+                run(&mut *head, &TOKENS, rows);
+            }
+            assert_eq!(found[0], twin.row(0), "{asked:?}");
         }
         for (position, found) in found.iter().enumerate() {
             assert_eq!(found, wanted.row(position), "{asked:?} at {position}");
@@ -403,6 +407,18 @@ fn what_does_not_fit_is_refused_before_anything_is_loaded() {
     assert!(message.contains("smollm-engine: argument 0: wanted weights of"), "{message}");
     let message = machine.refusal(model, &with_kernels(copy(&|kit| kit.kernels[0].shape.layers = 30)));
     assert!(message.contains("is compiled for a model of"), "{message}");
+    let message = machine.refusal(model, &with_kernels(copy(&|kit| kit.origin = KitOrigin::Imported)));
+    assert!(
+        message.contains("origin: wanted designs of the virtual NPU, which executes no compiled code"),
+        "{message}"
+    );
+    let hardware = DeviceCard { is_virtual: false, ..machine.card.clone() };
+    match Xdna1Route.fitness(model, &[hardware], &options(&[], None)) {
+        Fitness::Declines(Decline::Unavailable(reason)) => {
+            assert!(reason.to_string().contains("origin: wanted compiled designs, found those of the virtual NPU"));
+        }
+        other => panic!("{other:?}"),
+    }
     // A file that was changed is found when the kit is loaded: no buffer, no context before that.
     let changed = copy(&|kit| kit.kernels[0].sha256.instructions = "0".repeat(64));
     let options_of = with_kernels(changed);
@@ -422,6 +438,33 @@ fn what_does_not_fit_is_refused_before_anything_is_loaded() {
     }
     let message = machine.refusal(model, &options(&[("engine", "off"), ("cpu_final_norm", "off")], None));
     assert!(message.contains("no design computes the final norm alone"), "{message}");
+    let message = machine.refusal(model, &options(&[("cpu_final_norm", "on")], None));
+    assert!(message.contains("the engine has the final norm inside; with engine=off"), "{message}");
+    let message = machine.refusal(model, &options(&[("cpu_final_norm", "off")], Some(NpuLayers::Count(0))));
+    assert!(message.contains("no layer runs on the NPU"), "{message}");
+    /// Options, layers on the NPU, what `npuhal routes` says.
+    type Detail = (&'static [(&'static str, &'static str)], Option<NpuLayers>, &'static str);
+    let details: [Detail; 4] = [
+        (&[], None, "one dispatch a token, final norm in it, head on the CPU"),
+        (
+            &[("engine", "off"), ("cpu_final_norm", "on")],
+            None,
+            "2 dispatches a token, final norm on the CPU (xdna1-cpu), head on the CPU",
+        ),
+        (
+            &[("npu_head", "on"), ("w8", "on")],
+            None,
+            "2 dispatches a token, int8 weights, final norm on the CPU (xdna1-cpu), int8 head on the NPU",
+        ),
+        (
+            &[("cpu_stage", "fast")],
+            Some(NpuLayers::Count(1)),
+            "1 dispatch a token, 3 layers and final norm on the CPU (fast), head on the CPU",
+        ),
+    ];
+    for (pairs, layers, wanted) in details {
+        assert_eq!(machine.service(model, &options(pairs, layers)).detail, wanted);
+    }
     let message = machine.refusal(model, &options(&[("npu_head", "on")], Some(NpuLayers::Count(2))));
     assert!(message.contains("the head follows the last layer"), "{message}");
     let message = machine.refusal(model, &options(&[], Some(NpuLayers::Count(5))));

@@ -10,9 +10,9 @@ use npuhal_core::device::Device;
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Tap, TapSink, Want};
 use npuhal_cpu::exact::{ExactOptions, ExactSegment};
 use npuhal_cpu::twin::{Lane, TwinOptions, TwinSegment};
-use npuhal_models::ModelSource;
 use npuhal_models::package::{ConvertRequest, Family, Identity, OpenOptions, Package, Shape, convert};
 use npuhal_models::vocabulary::Vocabulary;
+use npuhal_models::{ModelSource, Specials, Tokenizer};
 use npuhal_registry::SegmentSpan;
 use npuhal_tests::kit::package::SmallPackage;
 use npuhal_tests::models::left_to_soak;
@@ -81,7 +81,7 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("package");
         let identity = Identity::default();
-        let request = ConvertRequest { source, target: &target, identity, shape: None, threads: THREADS };
+        let request = ConvertRequest { source, target: &target, identity, shape: None, threads: THREADS, keep: &[] };
         convert(&request, &mut |_| (), &Control::new()).unwrap();
         Self::of(folder, &target)
     }
@@ -238,47 +238,103 @@ fn best_two(logits: &[f32]) -> (usize, f32) {
     (order[0], logits[order[0]] - logits[order[1]])
 }
 
+/// Openings of three chats, teacher-forced.
+const TEXTS: [&str; 3] = [
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\n\
+     Explain in simple terms why the sky looks blue during the day.<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is Paris. It lies \
+     on the river Seine, and more than two million people live there.<|im_end|>\n",
+    "<|im_end|>\n\nThe water cycle moves water between the sea, the air and the land. The sun warms the sea, water rises as \
+     vapour, cools, and falls as rain or snow on the hills.",
+];
+const PROMPT_POSITIONS: usize = 32;
+
+/// What the logits of a lane on real weights are held to.
+struct Limits {
+    mean_cosine: f64,
+    least_cosine: f64,
+    /// Of a logit.
+    largest_error: f32,
+    /// Rows whose argmax is that of `exact`, at least.
+    agreements: usize,
+    /// Rows whose margin in `exact` is more than twice the largest error, at least.
+    decided: usize,
+}
+
+/// Engine, twin and `exact` on the same weights over [`TEXTS`]. The logits of engine and `exact`, row by row.
+fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Vec<f32>, Vec<f32>)> {
+    let text = bench.package.text_model().unwrap();
+    let tokenizer = Tokenizer::from_vocabulary(text.vocabulary()).unwrap();
+    let span = SegmentSpan::whole(bench.model.config());
+    let mut exact = ExactSegment::open(&bench.model, span, ExactOptions::new(64, THREADS)).unwrap();
+    let mut rows: Vec<(Vec<f32>, Vec<f32>)> = Vec::new();
+    let (mut shown_rows, mut same_rows) = (0, 0);
+    for text in TEXTS {
+        let mut tokens = Vec::new();
+        tokenizer.encode_into(text, Specials::Parse, &mut tokens).unwrap();
+        assert!(tokens.len() >= PROMPT_POSITIONS, "{} tokens: {text}", tokens.len());
+        tokens.truncate(PROMPT_POSITIONS);
+        let found = bench.engine(&tokens);
+        let twin = bench.twin(lane, &tokens);
+        compare(&found, &twin, &lane.to_string());
+        shown_rows += found.len();
+        same_rows += found.iter().filter(|(of, values)| twin[*of] == **values).count();
+        let wanted = shown(&mut exact, &tokens);
+        for position in 0..PROMPT_POSITIONS as u32 {
+            let logits = match found.get(&(position, "Logits".to_owned())) {
+                Some(logits) => logits.clone(),
+                None => logits(&bench.package, &found[&(position, "Normed".to_owned())]),
+            };
+            rows.push((logits, wanted[&(position, "Logits".to_owned())].clone()));
+        }
+    }
+    let cosines: Vec<f64> = rows.iter().map(|(found, wanted)| cosine(found, wanted)).collect();
+    let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
+    let least = cosines.iter().copied().fold(1.0, f64::min);
+    let largest = rows.iter().flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (mut agreements, mut decided) = (0, 0);
+    for (row, (found, wanted)) in rows.iter().enumerate() {
+        let (best, margin) = best_two(wanted);
+        let agrees = best_two(found).0 == best;
+        // The limit is a number from elsewhere: with the error of these very rows nothing else could be.
+        assert!(margin <= 2.0 * limits.largest_error || agrees, "row {row}: margin {margin}");
+        decided += usize::from(margin > 2.0 * limits.largest_error);
+        agreements += usize::from(agrees);
+    }
+    eprintln!(
+        "{lane}: cosine to exact {mean:.6} in the mean, {least:.6} at least; largest error {largest:.3}; the same argmax in \
+         {agreements} of {} rows, {decided} decided; {same_rows} of {shown_rows} rows have the twin's bits",
+        rows.len()
+    );
+    assert!(mean >= limits.mean_cosine && least >= limits.least_cosine, "mean {mean}, least {least}");
+    assert!(largest <= limits.largest_error, "{largest}");
+    assert!(agreements >= limits.agreements && decided >= limits.decided, "{agreements} agree, {decided} decided");
+    rows
+}
+
 #[test]
 fn the_default_model_runs_on_the_virtual_npu() {
     let Some(path) = npuhal_tests::models::path("smollm2-135m") else { return };
     let mut bench = Bench::converted(&path);
-    let file = ModelSource::open(&path).unwrap();
-    // Three openings of a chat, teacher-forced.
-    let prompts: [&[u32]; 3] = [
-        &[1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411],
-        &[1, 4093, 198, 1780, 314, 260, 3575, 286, 7042, 47, 2, 198, 1, 520, 9531, 198],
-        &[2, 198, 198, 504, 2591, 282, 4649, 314, 28, 284, 260, 2591, 282, 8438, 314, 30],
-    ];
-    let (mut cosines, mut rows) = (Vec::new(), Vec::new());
-    for tokens in prompts {
-        let found = bench.engine(tokens);
-        compare(&found, &bench.twin(Lane::SmolLm, tokens), "SmolLM2");
-        let mut exact =
-            ExactSegment::open(&file, SegmentSpan::whole(file.config()), ExactOptions::new(64, THREADS)).unwrap();
-        let exact = shown(&mut exact, tokens);
-        for position in 0..tokens.len() as u32 {
-            let found = logits(&bench.package, &found[&(position, "Normed".to_owned())]);
-            let wanted = exact[&(position, "Logits".to_owned())].clone();
-            cosines.push(cosine(&found, &wanted));
-            rows.push((found, wanted));
-        }
+    // The mean of whole prompts is above 0.999, single rows are not: rounding the residual stream alone to bf16, as every form of
+    // the lane does, leaves 0.995 in the worst one. docs/xdna1.md has the cost of each rounding; no single one is the cause.
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 2.0, agreements: 90, decided: 1 };
+    let rows = check_real_weights(&mut bench, Lane::SmolLm, &limits);
+    // Published: token 2 at position 0 gives 198. With the four-bit weights of this file `exact` differs, so the lane may.
+    let (found, wanted) = rows.get(2 * PROMPT_POSITIONS).map(|(a, b)| (best_two(a).0, best_two(b).0)).unwrap();
+    assert!(found == wanted && (found == 198 || wanted != 198), "{found}, exact {wanted}");
+}
+
+/// 1 GB of weights for every token.
+#[test]
+fn qwen_runs_on_the_virtual_npu() {
+    if std::env::var_os("NPUHAL_SOAK").is_none_or(|value| value != "1") {
+        return left_to_soak("qwen_runs_on_the_virtual_npu");
     }
-    let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
-    let least = cosines.iter().copied().fold(1.0, f64::min);
-    // The lane's numerics: the mean of whole prompts is above 0.999, single rows are not. Its table of exponentials has eight
-    // fraction bits, which costs most where a row attends to few of many positions.
-    assert!(mean >= 0.999 && least >= 0.98, "mean {mean}, least {least}");
-    let largest = rows.iter().flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    for (row, (found, wanted)) in rows.iter().enumerate() {
-        let (best, margin) = best_two(wanted);
-        assert!(margin <= 2.0 * largest || best_two(found).0 == best, "row {row}: margin {margin}, largest {largest}");
-    }
-    // Published: token 2 at position 0 gives 198.
-    let (found, wanted) = &rows[32];
-    assert!(
-        best_two(found).0 == 198 || best_two(wanted).0 != 198,
-        "{:?}, exact {:?}",
-        best_two(found),
-        best_two(wanted)
-    );
+    let Some(path) = npuhal_tests::models::path("qwen2.5-coder-0.5b") else { return };
+    let mut bench = Bench::converted(&path);
+    let id = bench.package.metadata().model_id.clone();
+    assert_ne!(id.as_deref(), Some("qwen2.5-0.5b-xdna1"), "another checkpoint than the published one");
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.99, largest_error: 2.0, agreements: 85, decided: 1 };
+    check_real_weights(&mut bench, Lane::Qwen, &limits);
 }

@@ -36,12 +36,15 @@ pub(crate) fn thinking(args: &GenerationArgs, tokenizer: &Tokenizer, prompt: &[u
 pub(crate) struct Speaker {
     shows_thoughts: bool,
     is_dim: bool,
+    /// Whether what was printed last leaves a line open.
+    is_in_line: bool,
 }
 
 impl Speaker {
     /// Thoughts are shown at a terminal only, so that what is piped is the answer.
     pub(crate) fn new(args: &GenerationArgs) -> Self {
-        Self { shows_thoughts: args.think != Some(ThinkMode::Hide) && io::stdout().is_terminal(), is_dim: false }
+        let shows_thoughts = args.think != Some(ThinkMode::Hide) && io::stdout().is_terminal();
+        Self { shows_thoughts, is_dim: false, is_in_line: false }
     }
 
     pub(crate) fn say(&mut self, part: &Piece) -> io::Result<()> {
@@ -51,6 +54,7 @@ impl Speaker {
                 self.is_dim = true;
             }
             say(&part.reasoning)?;
+            self.is_in_line = !part.reasoning.ends_with('\n');
         }
         if part.text.is_empty() {
             return Ok(());
@@ -59,12 +63,29 @@ impl Speaker {
             self.finish()?;
             say("\n\n")?;
         }
+        self.is_in_line = !part.text.ends_with('\n');
         say(&part.text)
     }
 
     /// Leaves the terminal as it was.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.is_dim) { say(PLAIN) } else { Ok(()) }
+    }
+
+    /// Ends a line that is open; tells whether one was.
+    pub(crate) fn end_line(&mut self) -> io::Result<bool> {
+        self.finish()?;
+        let is_open = std::mem::take(&mut self.is_in_line);
+        if is_open {
+            say("\n")?;
+        }
+        Ok(is_open)
+    }
+
+    /// Ends the line of an answer that broke off: the message that follows on stderr has a line of its own. A terminal shows
+    /// `^C` where an interrupt was typed.
+    pub(crate) fn break_off(&mut self, is_interrupt: bool) -> io::Result<()> {
+        if !self.end_line()? && is_interrupt && io::stdout().is_terminal() { say("\n") } else { Ok(()) }
     }
 }
 

@@ -7,7 +7,9 @@ use npuhal_models::package::Family;
 use npuhal_tests::kit::package::SmallPackage;
 use serde_json::Value;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 const TOKENIZER: &[u8] = include_bytes!("../../../models/tests/data/text/tiny_tokenizer/tokenizer.json");
 
@@ -76,6 +78,61 @@ fn a_prompt_that_is_too_long_is_cut_or_refused() {
     let said = home.run(&["run", "-m", "small-xdna1", "--device", "cpu", "-n", "8", "--raw", &long]).with_code(0);
     assert!(said.err.contains("{\"truncated_prompt\":true}"), "{}", said.err);
     home.run(&["run", "-m", "small-xdna1", "--context-overflow", "guess", "hello"]).with_code(2);
+}
+
+/// A device that fails in the middle of an answer: the message has a line of its own, also where both streams are one.
+#[test]
+fn an_error_in_the_middle_of_an_answer_starts_a_line() {
+    let home = Home::new();
+    let path = package(&home);
+    home.run(&["kit", "xdna1", "-m", path.to_str().unwrap()]).with_code(0);
+    let run = |device: &str| {
+        let arguments = ["run", "-m", "small-xdna1", "--device", device, "-n", "12", "--seed", "5", "--stats"];
+        home.run(&[&arguments[..], &["--temperature", "1", "hello"]].concat())
+    };
+    let said = run("virtual:npu1").with_code(0);
+    let whole = said.out;
+    let prompt_tokens = said.err.split("prompt ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    // A dispatch for each position of the prompt, then one for each token that is fed.
+    let prompt_and_some = prompt_tokens.parse::<u32>().unwrap() + 9;
+    let said = run(&format!("virtual:npu1?fault=timeout@{prompt_and_some}")).with_code(1);
+    let told: Vec<&str> = said.err.lines().filter(|line| line.contains("npuhal: ")).collect();
+    assert!(told.len() == 1 && told[0].starts_with("npuhal: ") && told[0].contains("timed out"), "{}", said.err);
+    let part = said.out.strip_suffix('\n').unwrap_or_else(|| panic!("{:?} of {whole:?}", said.out));
+    assert!(!part.is_empty() && whole.starts_with(part) && part.len() < whole.len(), "{part:?} of {whole:?}");
+    // In a chat the turn is taken back, and the next message is asked for.
+    let device = format!("virtual:npu1?fault=timeout@{prompt_and_some}");
+    let chat = ["chat", "-m", "small-xdna1", "--device", &device, "-n", "12", "--seed", "5", "--temperature", "1"];
+    let mut chat =
+        home.npuhal(&chat).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    chat.stdin.take().unwrap().write_all(b"hello\n/exit\n").unwrap();
+    let ended = chat.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
+    assert_eq!(ended.status.code(), Some(0), "{err}");
+    assert!(out.ends_with(&said.out), "{out:?}");
+    let told = err.lines().find(|line| line.contains("this turn is not kept")).unwrap();
+    assert!(told.starts_with("npuhal: ") && told.contains("timed out"), "{err}");
+}
+
+/// A checkpoint over a package: the kit that the user put there stays.
+#[test]
+fn a_kit_outlives_the_conversion_that_replaces_its_package() {
+    let Some(source) = npuhal_tests::models::path("smollm2-135m") else { return };
+    let home = Home::new();
+    let target = home.path().join("package");
+    fs::create_dir(&target).unwrap();
+    let metadata = serde_json::json!({
+        "format": "xdna1-smollm2-w8a16-v1", "hidden_size": 576, "intermediate_size": 1536, "attention_heads": 9, "kv_heads": 3,
+        "head_dim": 64, "layers": 30, "vocab_size": 49152, "context_length": 64, "tensors": {},
+        "files": { "a.bin": { "sha256": "0".repeat(64), "size": 0 } },
+    });
+    fs::write(target.join("metadata.json"), metadata.to_string()).unwrap();
+    let target = target.to_str().unwrap();
+    home.run(&["kit", "xdna1", "--design", "smollm-engine", "-m", target]).with_code(0);
+    let said = home.run(&["convert", source.to_str().unwrap(), target]).with_code(0);
+    assert!(said.err.contains("package/npu: kept from the package that was here"), "{}", said.err);
+    let routes = home.run(&["routes", "-m", target, "--device", "virtual:npu1"]).with_code(0).out;
+    assert!(routes.contains("one dispatch a token, final norm in it, head on the CPU"), "{routes}");
 }
 
 #[test]

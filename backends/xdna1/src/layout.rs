@@ -245,6 +245,12 @@ impl EngineLayout {
         layers * self.layer_blocks(tile) + self.tail_blocks(tile)
     }
 
+    /// Bytes of the layers in all streams, without what follows the last layer.
+    #[must_use]
+    pub fn layers_bytes(&self, layers: usize) -> usize {
+        (0..GEMV_TILES).map(|tile| layers * self.layer_blocks(tile) * self.block_bytes()).sum()
+    }
+
     /// Bytes of `tile`'s stream over `layers` layers.
     #[must_use]
     pub fn tile_bytes(&self, layers: usize, tile: usize) -> usize {

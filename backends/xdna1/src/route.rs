@@ -6,7 +6,7 @@
 
 use crate::chunk::{ChunkFormat, LAYERS_PER_DISPATCH};
 use crate::error::LaneError;
-use crate::kit::{Design, KIT_FOLDER, Kit, KitError};
+use crate::kit::{Design, KIT_FILE, KIT_FOLDER, Kit, KitError, KitOrigin};
 use crate::layout::{POSITIONS, check_widths};
 use crate::placement::LayerPlacement;
 use crate::segment::{
@@ -70,7 +70,7 @@ impl Route for Xdna1Route {
                 None => Fitness::Declines(Decline::NotMine),
             };
         }
-        match Plan::new(model, options) {
+        match Plan::new(model, options).and_then(|plan| plan.for_device(card)) {
             Ok(plan) => Fitness::Serves(plan.service(card, model)),
             Err(problem) => unavailable(problem.to_string()),
         }
@@ -91,11 +91,9 @@ impl Route for Xdna1Route {
         let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
         options.context_positions = positions.or(options.context_positions);
         options.route_options.insert("engine".to_owned(), "off".to_owned());
-        let plan = Plan::new(model, &options).map_err(|problem| RouteError::Declined {
-            route: NAME.to_owned(),
-            reason: Reason::new(problem.to_string()),
-        })?;
+        let plan = Plan::new(model, &options).map_err(declined)?;
         let device: Arc<dyn Device> = Arc::from(host.open_device(device)?);
+        let plan = plan.for_device(device.card()).map_err(declined)?;
         let service = plan.service(device.card(), model);
         let opening = Opening { model, options: &options, host, service: &service, plan: &plan };
         opening.leading_chunks(device)
@@ -126,15 +124,19 @@ impl Route for Xdna1Route {
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {
-        let OpenRequest { model, service, options, host, .. } = request;
-        let plan = Plan::new(model, options).map_err(|problem| RouteError::Declined {
-            route: NAME.to_owned(),
-            reason: Reason::new(problem.to_string()),
-        })?;
+        let OpenRequest { model, service, devices, options, host } = request;
+        let mut plan = Plan::new(model, options).map_err(declined)?;
+        if let Some(card) = devices.iter().find(|card| card.id == service.device) {
+            plan = plan.for_device(card).map_err(declined)?;
+        }
         let opening = Opening { model, options, host, service, plan: &plan };
         let segments = opening.segments()?;
         Ok(Session::Stepper(Box::new(Pipeline::new(segments, model.config().layers)?)))
     }
+}
+
+fn declined(problem: Problem) -> RouteError {
+    RouteError::Declined { route: NAME.to_owned(), reason: Reason::new(problem.to_string()) }
 }
 
 /// The family whose graphs could run the model once it is a package.
@@ -213,7 +215,41 @@ impl Plan {
             }
             plan.kit = Some(kit);
         }
+        plan.check_final_norm()?;
         Ok(plan)
+    }
+
+    /// The same for `card`: the virtual NPU executes no compiled code, and its own designs do nothing on hardware.
+    fn for_device(self, card: &DeviceCard) -> Result<Self, Problem> {
+        let Some(kit) = &self.kit else { return Ok(self) };
+        let reason = match (kit.manifest().origin, card.is_virtual) {
+            (KitOrigin::Virtual, true) | (KitOrigin::Imported, false) => return Ok(self),
+            (KitOrigin::Virtual, false) => {
+                "wanted compiled designs, found those of the virtual NPU, which do nothing on hardware; make a kit of compiled \
+                 ones with `npuhal kit import`, or name its folder with --kernels"
+            }
+            (KitOrigin::Imported, true) => {
+                "wanted designs of the virtual NPU, which executes no compiled code, found imported ones; write them with \
+                 `npuhal kit xdna1 --out DIR` and name DIR with --kernels"
+            }
+        };
+        let (path, field) = (kit.folder().join(KIT_FILE), "origin".to_owned());
+        Err(KitError::Manifest { path, field, reason: reason.to_owned() }.into())
+    }
+
+    /// Whether the final norm is where it was asked for.
+    fn check_final_norm(&self) -> Result<(), Problem> {
+        let reason = match (self.settings.cpu_final_norm, &self.form) {
+            (Some(true), Form::Engine) => {
+                "cpu_final_norm=on: the engine has the final norm inside; with engine=off it runs on the CPU"
+            }
+            (Some(false), Form::Chunks { .. }) => {
+                "cpu_final_norm=off: no design computes the final norm alone; only the engine has it"
+            }
+            (Some(false), Form::None) => "cpu_final_norm=off: no layer runs on the NPU",
+            _ => return Ok(()),
+        };
+        Err(Problem::Setting(reason.to_owned()))
     }
 
     /// Whether the int8 projection runs the head.
@@ -225,16 +261,22 @@ impl Plan {
         let cpu = self.settings.cpu_stage;
         let detail = match &self.form {
             Form::None => format!("no layer on the NPU; CPU numerics {cpu}"),
-            Form::Engine if self.family == Family::Qwen2 => "one dispatch a token".to_owned(),
-            Form::Engine => "one dispatch a token, head on the CPU".to_owned(),
+            Form::Engine if self.family == Family::Qwen2 => {
+                "one dispatch a token, final norm and head in it".to_owned()
+            }
+            Form::Engine => "one dispatch a token, final norm in it, head on the CPU".to_owned(),
             Form::Chunks { format, plan } => {
-                let head = match () {
-                    () if self.has_npu_head() => "int8 head on the NPU",
-                    () => "head on the CPU",
-                };
                 let weights = if *format == ChunkFormat::SmolLmW8 { ", int8 weights" } else { "" };
-                let note = self.note;
-                format!("{} dispatches a token{weights}, {head}, CPU numerics {cpu}{note}", plan.chunks.len())
+                let rest = match self.layers.cpu().len() {
+                    0 => "final norm".to_owned(),
+                    count => format!("{count} layers and final norm"),
+                };
+                let head = if self.has_npu_head() { "int8 head on the NPU" } else { "head on the CPU" };
+                let dispatches = match plan.chunks.len() {
+                    1 => "1 dispatch".to_owned(),
+                    count => format!("{count} dispatches"),
+                };
+                format!("{dispatches} a token{weights}, {rest} on the CPU ({cpu}), {head}{}", self.note)
             }
         };
         Service {
@@ -335,9 +377,6 @@ fn check_settings(settings: &Settings, family: Family, layers: LayerPlacement) -
     if settings.npu_head && !layers.cpu().is_empty() {
         return bad("npu_head=on: the head follows the last layer, which runs on the CPU");
     }
-    if !settings.cpu_final_norm && (layers.is_hybrid() || !settings.engine || settings.w8 || settings.npu_head) {
-        return bad("cpu_final_norm=off: no design computes the final norm alone; only the engine has it");
-    }
     Ok(())
 }
 
@@ -362,9 +401,6 @@ fn form(
             return Ok((Form::Engine, note));
         }
         note = "; the kit has no engine";
-        if !settings.cpu_final_norm {
-            return Err(Problem::Setting("cpu_final_norm=off: the kit has no engine".to_owned()));
-        }
     }
     let format = chunk_format(settings, family);
     let plan = ChunkPlan::new(kit, format, shape, layers.npu().len(), settings.chunk)?;

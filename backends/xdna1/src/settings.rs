@@ -18,9 +18,9 @@ pub struct Settings {
     pub w8: bool,
     /// `npu_head`: the head of a SmolLM model on the NPU, by the int8 projection.
     pub npu_head: bool,
-    /// `cpu_final_norm`: the final norm behind chunked graphs on the CPU. No design computes it alone, so it cannot be off
-    /// there.
-    pub cpu_final_norm: bool,
+    /// `cpu_final_norm`: where the final norm is asked for, on the CPU or not. The engine has it inside; behind chunked graphs
+    /// it runs on the CPU, since no design computes it alone.
+    pub cpu_final_norm: Option<bool>,
     /// `chunk`: layers of a dispatch of the chunked graphs at most.
     pub chunk: usize,
     /// `prefix_cache`: whether a sequence's valid positions are used again.
@@ -39,7 +39,7 @@ impl Default for Settings {
             engine: true,
             w8: false,
             npu_head: false,
-            cpu_final_norm: true,
+            cpu_final_norm: None,
             chunk: LAYERS_PER_DISPATCH,
             prefix_cache: true,
             profile: false,
@@ -67,7 +67,7 @@ impl Settings {
                 "engine" => settings.engine = switch()?,
                 "w8" => settings.w8 = switch()?,
                 "npu_head" => settings.npu_head = switch()?,
-                "cpu_final_norm" => settings.cpu_final_norm = switch()?,
+                "cpu_final_norm" => settings.cpu_final_norm = Some(switch()?),
                 "prefix_cache" => settings.prefix_cache = switch()?,
                 "profile" => settings.profile = switch()?,
                 "chunk" => {
@@ -120,7 +120,7 @@ mod tests {
             engine: false,
             w8: true,
             npu_head: true,
-            cpu_final_norm: false,
+            cpu_final_norm: Some(false),
             chunk: 1,
             prefix_cache: false,
             profile: true,

@@ -107,6 +107,19 @@ fn files_are_held_against_the_layout() {
     assert!(message.ends_with("found an instruction stream that never moves it"), "{message}");
     let message = with(good(), instructions(&[bytes[0], bytes[1] + 4, bytes[2], bytes[3]], 2));
     assert!(message.ends_with("found an instruction stream that reaches byte 114692"), "{message}");
+    let fewer: Vec<u64> =
+        Design::SmolLmEngine.arguments(shape(), 1).unwrap().iter().map(|argument| argument.bytes).collect();
+    let message = with(good(), instructions(&fewer, 2));
+    assert_eq!(
+        message,
+        format!(
+            "smollm-engine: argument 0: wanted weights of {0} bytes, found an instruction stream that moves {1} bytes of it, not \
+             {0}; is it compiled for fewer layers?",
+            bytes[0], fewer[0]
+        )
+    );
+    let message = with(good(), instructions(&[bytes[0], bytes[1], fewer[2], bytes[3]], 2));
+    assert!(message.contains("argument 2") && message.contains("is it compiled for fewer layers?"), "{message}");
     let message = with(good(), instructions(&bytes, 1));
     assert!(message.contains("wanted a wait for each of the 2 outputs of smollm-engine, found 1"), "{message}");
     let message = with(good(), b"06030100\n".to_vec());
@@ -149,6 +162,8 @@ fn a_compiled_design_is_imported() {
     let message = import(&wrong).unwrap_err().to_string();
     assert!(message.starts_with("qwen-engine: argument"), "{message}");
     assert_eq!(Kit::read(&target).unwrap().manifest().kernels.len(), 1, "a refused design changes nothing");
+    let fewer = import(&ImportRequest { layers: 31, shape: Shape { layers: 31, ..shape }, ..request.clone() });
+    assert!(fewer.unwrap_err().to_string().ends_with("is it compiled for fewer layers?"), "30 layers as 31");
     let left = fs::read_dir(&target).unwrap().count();
     assert_eq!(left, 3, "no file is left over");
     let (other, mut manifest) = (tempdir().unwrap(), kit.manifest().clone());

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub struct ConvertRequest<'a> {
     /// A directory with a Hugging Face checkpoint, or a GGUF file.
     pub source: &'a Path,
-    /// Directory of the package; a package that is there is replaced.
+    /// Directory of the package; a package that is there is replaced, all but what `keep` names.
     pub target: &'a Path,
     /// What the caller says the package is.
     pub identity: Identity,
@@ -36,6 +36,8 @@ pub struct ConvertRequest<'a> {
     pub shape: Option<Shape>,
     /// Threads.
     pub threads: NonZeroUsize,
+    /// Folders of a package that is replaced which go over to the new one, by name: what users put there, not conversions.
+    pub keep: &'a [&'a str],
 }
 
 /// What a conversion is doing.
@@ -72,6 +74,8 @@ pub struct Converted {
     pub files: usize,
     /// Bytes of all files.
     pub size_bytes: u64,
+    /// Folders that were taken over from the package that was here.
+    pub kept: Vec<String>,
 }
 
 /// Converts a checkpoint. Nothing is written before the source is accepted; the target changes only at the very end, and a
@@ -138,8 +142,9 @@ pub fn convert(
     let size_bytes = files.iter().map(|file| file.size_bytes).sum::<u64>() + metadata_bytes;
     debug_assert_eq!(staging.target_name(), target_name);
     control.check()?;
-    let path = staging.publish()?;
-    Ok(Converted { path, family: checkpoint.family, model_id: identity.model_id, files: files.len() + 1, size_bytes })
+    let (path, kept) = staging.publish(request.keep)?;
+    let (family, model_id) = (checkpoint.family, identity.model_id);
+    Ok(Converted { path, family, model_id, files: files.len() + 1, size_bytes, kept })
 }
 
 fn metadata(checkpoint: &Checkpoint, identity: &Identity, tensors: Map<String, Value>, files: &[Listed]) -> Value {

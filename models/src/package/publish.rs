@@ -42,8 +42,9 @@ impl Staging {
         self.target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Takes the target's place. On failure the target is as it was.
-    pub(super) fn publish(mut self) -> Result<PathBuf, PackageError> {
+    /// Takes the target's place, and takes over those of the folders `keep` that the target has; returns their names. On failure
+    /// the target is as it was.
+    pub(super) fn publish(mut self, keep: &[&str]) -> Result<(PathBuf, Vec<String>), PackageError> {
         sync(&self.path)?;
         check_target(&self.target)?;
         let backup = match fs::symlink_metadata(&self.target) {
@@ -55,11 +56,22 @@ impl Staging {
                 Some(backup)
             }
         };
-        let moved = fs::rename(&self.path, &self.target).map_err(io_error(&self.target, "put in place"));
-        if let Err(error) = moved.and_then(|()| sync(&self.parent)) {
+        let mut kept = Vec::new();
+        let moved = self
+            .take_over(backup.as_deref(), keep, &mut kept)
+            .and_then(|()| fs::rename(&self.path, &self.target).map_err(io_error(&self.target, "put in place")))
+            .and_then(|()| sync(&self.parent));
+        if let Err(error) = moved {
             if let Some(backup) = &backup {
                 // The new directory goes back first where it was moved already; the old one takes its place again.
                 let _ = fs::rename(&self.target, &self.path);
+                for name in &kept {
+                    if let Err(lost) = fs::rename(self.path.join(name), backup.join(name)) {
+                        tracing::error!("{}: the former package's {name} is here: {lost}", self.path.display());
+                        // What cannot go back is not removed with the rest.
+                        self.published = true;
+                    }
+                }
                 if let Err(lost) = fs::rename(backup, &self.target) {
                     tracing::error!("{}: the former package is at {}: {lost}", self.target.display(), backup.display());
                 }
@@ -72,7 +84,20 @@ impl Staging {
         {
             tracing::warn!("{}: the former package cannot be removed: {error}", backup.display());
         }
-        Ok(self.target.clone())
+        Ok((self.target.clone(), kept))
+    }
+
+    /// Moves the folders `keep` out of the former package, as far as it has them.
+    fn take_over(&self, former: Option<&Path>, keep: &[&str], kept: &mut Vec<String>) -> Result<(), PackageError> {
+        let Some(former) = former else { return Ok(()) };
+        for name in keep {
+            match fs::rename(former.join(name), self.path.join(name)) {
+                Ok(()) => kept.push((*name).to_owned()),
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(io_error(&former.join(name), "move")(error)),
+            }
+        }
+        sync(&self.path)
     }
 }
 

@@ -46,7 +46,8 @@ impl SmallPackage {
         let target = folder.join(name);
         let threads = NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN);
         let identity = Identity { model_id: Some(name.to_owned()), ..Identity::default() };
-        let request = ConvertRequest { source: &source, target: &target, identity, shape: Some(self.shape()), threads };
+        let shape = Some(self.shape());
+        let request = ConvertRequest { source: &source, target: &target, identity, shape, threads, keep: &[] };
         convert(&request, &mut |_| (), &Control::new()).expect("a package");
         fs::remove_dir_all(&source).expect("the checkpoint goes");
         target

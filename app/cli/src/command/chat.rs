@@ -6,7 +6,7 @@ use crate::command::list;
 use crate::command::run::{answer, stats_line, tell_phases};
 use crate::error::CliError;
 use crate::session::plan;
-use crate::terminal::{complain, say};
+use crate::terminal::complain;
 use crate::window::Prompter;
 use npuhal_models::generate::TextGenerator;
 use npuhal_models::stats::GenerationStats;
@@ -70,7 +70,6 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
                     .and_then(|ids| answer(&host, args, &mut generator, &tokenizer, ids));
                 match answered {
                     Ok(answer) => {
-                        say("\n")?;
                         if args.stats {
                             host.voice.note(stats_line(&answer.stats));
                         }
@@ -89,7 +88,6 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
                             return Err(error);
                         }
                         messages.pop();
-                        say("\n")?;
                         complain(format_args!("npuhal: {error}; this turn is not kept"));
                     }
                 }

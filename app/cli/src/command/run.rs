@@ -62,7 +62,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     }
     let mut printer = Printer::new(host, &args);
     let done = generator.generate_choices(&request, args.choices, &tokenizer, &mut printer, &host.control);
-    printer.finish()?;
+    printer.finish(done.as_ref().map(|_| ()))?;
     done.map(drop).map_err(of_generation)?;
     tell_phases(host, &generator);
     Ok(())
@@ -118,8 +118,8 @@ impl<'h> Printer<'h> {
 
     fn tail(&mut self, choice: usize, generation: &Generation) -> io::Result<()> {
         self.head(choice)?;
-        self.speaker.finish()?;
-        if !generation.text.ends_with('\n') {
+        // Where nothing was said, an empty line is the answer.
+        if !self.speaker.end_line()? && generation.text.is_empty() {
             say("\n")?;
         }
         if self.args.logprobs.is_some() {
@@ -132,8 +132,9 @@ impl<'h> Printer<'h> {
     }
 
     /// What writing came to.
-    fn finish(mut self) -> io::Result<()> {
-        std::mem::replace(&mut self.written, Ok(())).and(self.speaker.finish())
+    fn finish(mut self, done: Result<(), &GenerateError>) -> io::Result<()> {
+        let left = done.or_else(|error| self.speaker.break_off(is_interrupt(error)));
+        std::mem::replace(&mut self.written, Ok(())).and(left)
     }
 }
 
@@ -194,13 +195,21 @@ pub(crate) fn answer(
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     let result = generator.generate(&request, tokenizer, &mut receiver, &host.control);
-    written.and(speaker.finish())?;
+    let left = match &result {
+        Ok(_) => speaker.end_line().map(drop),
+        Err(error) => speaker.break_off(is_interrupt(error)),
+    };
+    written.and(left)?;
     result.map_err(of_generation)
+}
+
+fn is_interrupt(error: &GenerateError) -> bool {
+    matches!(error, GenerateError::Run(RunError::Cancelled))
 }
 
 fn of_generation(error: GenerateError) -> CliError {
     match error {
-        GenerateError::Run(RunError::Cancelled) => CliError::Interrupted,
+        error if is_interrupt(&error) => CliError::Interrupted,
         other => other.into(),
     }
 }

@@ -36,6 +36,8 @@ pub struct DesignArgument {
     pub bytes: u64,
     /// A shorter length that serves as well: what the program really moves.
     pub least_bytes: u64,
+    /// What the tasks of a dispatch move of it, at least.
+    pub moved_bytes: u64,
 }
 
 impl Design {
@@ -128,19 +130,22 @@ impl Design {
     /// [`LaneError::WrongModel`] where the design computes other widths.
     pub fn arguments(self, shape: Shape, layers: usize) -> Result<Vec<DesignArgument>, LaneError> {
         check_widths(self.name(), self.family(), self.family(), shape)?;
-        let exact = |name, bytes: usize| DesignArgument { name, bytes: bytes as u64, least_bytes: bytes as u64 };
+        let exact = |name, bytes: usize| {
+            let bytes = bytes as u64;
+            DesignArgument { name, bytes, least_bytes: bytes, moved_bytes: bytes }
+        };
         if self.is_engine() {
             let layout = EngineLayout::for_shape(self.family(), shape)?;
             let [weights, cache, kv_new, result] = layout.argument_bytes(layers);
-            let result = match self {
-                Self::SmolLmEngine => exact("hidden", result),
-                // Only the end signal leaves the array: one object of logits.
-                Self::QwenEnginePrefill => {
-                    DesignArgument { least_bytes: 4 * LOGITS_GROUP_ROWS as u64, ..exact("logits", result) }
-                }
-                _ => exact("logits", result),
-            };
-            return Ok(vec![exact("weights", weights), exact("cache", cache), exact("kv_new", kv_new), result]);
+            let mut weights = exact("weights", weights);
+            let mut result = exact(if layout.has_head { "logits" } else { "hidden" }, result);
+            if self == Self::QwenEnginePrefill {
+                // The layers of each stream enter the array, and only the end signal leaves it: one object of logits.
+                weights.moved_bytes = layout.layers_bytes(layers) as u64;
+                result.least_bytes = 4 * LOGITS_GROUP_ROWS as u64;
+                result.moved_bytes = result.least_bytes;
+            }
+            return Ok(vec![weights, exact("cache", cache), exact("kv_new", kv_new), result]);
         }
         let hidden = shape.hidden_size * BF16_BYTES;
         let Some(format) = self.chunk_format() else {
@@ -160,7 +165,8 @@ impl Design {
             exact(params, layers * elements * BF16_BYTES),
             exact("rope", ROPE_ROW_ELEMENTS * BF16_BYTES),
             exact("hidden", hidden),
-            exact("cache", chunk_cache_bytes(shape, layers)),
+            // A graph may move the part of the cache that is in use.
+            DesignArgument { moved_bytes: 4, ..exact("cache", chunk_cache_bytes(shape, layers)) },
         ])
     }
 }
@@ -207,6 +213,8 @@ mod tests {
         assert_eq!(bytes(Design::W8Projection, 30), [49_152 * 580, 1152, 98_304]);
         let least = Design::QwenEnginePrefill.arguments(Family::Qwen2.shape(), 24).unwrap()[3].least_bytes;
         assert_eq!(least, 256, "the end signal");
+        let moved = Design::QwenEnginePrefill.arguments(Family::Qwen2.shape(), 24).unwrap()[0].moved_bytes;
+        assert_eq!(moved, 738_705_408, "the layers without the head");
     }
 
     #[test]

@@ -2,19 +2,15 @@
 
 use super::design::{Design, DesignArgument};
 use super::error::KitError;
-use npuhal_amdxdna::format::registers::Direction;
-use npuhal_amdxdna::format::reloc::FOLD_FLAG;
-use npuhal_amdxdna::format::txn::{OpKind, Stream};
+use super::moves::{Moved, Moves};
+use npuhal_amdxdna::format::txn::Stream;
 use npuhal_amdxdna::format::xclbin::{AddressQualifier, Design as XclbinDesign};
 use npuhal_core::device::LengthUnit;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Arguments of a kernel before its buffers: opcode, instructions, their length.
 const LEADING_ARGUMENTS: usize = 3;
-/// Bytes of a shim buffer descriptor's registers; the patched word is the second.
-const DESCRIPTOR_BYTES: u32 = 0x20;
 
 /// A kernel as it is loaded: its files were compared with their checksums and its layout.
 #[derive(Debug, Clone)]
@@ -68,8 +64,8 @@ pub(super) fn kernel_name(path: &Path, image: &[u8]) -> Result<String, KitError>
     found.ok_or_else(|| bad(format!("wanted a kernel whose name starts with MLIR_AIE, found {}", names.join(", "))))
 }
 
-/// Whether the stream moves what the layout has: every argument and no other, nothing beyond a buffer's end, and a wait for
-/// each output.
+/// Whether the stream moves what the layout has: every argument and no other, as much of it as the layers need, nothing beyond
+/// a buffer's end, and a wait for each output.
 pub(super) fn check_instructions(
     path: &Path,
     stream: &[u8],
@@ -81,60 +77,40 @@ pub(super) fn check_instructions(
         return Err(bad("wanted 32-bit words, found text; compile the design with binary instructions".to_owned()));
     }
     let stream = Stream::parse(stream).map_err(|error| bad(error.to_string()))?;
-    let mut lengths: BTreeMap<u32, u64> = BTreeMap::new();
-    let mut used = vec![false; arguments.len()];
-    let mut tokens = 0;
-    for op in &stream.ops {
-        match &op.kind {
-            OpKind::BlockWrite { register, data } => {
-                if let Some(words) = data.iter().next() {
-                    lengths.insert(*register, 4 * u64::from(words));
-                }
+    let moves = Moves::of(&stream).map_err(|error| bad(error.to_string()))?;
+    if let Some((&last, _)) = moves.arguments.last_key_value()
+        && last as usize >= arguments.len()
+    {
+        let (design, wanted, place) = (design.name(), arguments.len(), "used by the instruction stream");
+        return Err(KitError::ArgumentCount { design, wanted, found: last as usize + 1, place });
+    }
+    for (index, argument) in arguments.iter().enumerate() {
+        let refuse = |found: String| {
+            let wanted = format!("{} of {} bytes", argument.name, argument.bytes);
+            Err(KitError::Argument { design: design.name(), index, wanted, found })
+        };
+        match moves.arguments.get(&(index as u32)) {
+            None | Some(Moved { total_bytes: Some(0), .. }) => {
+                return refuse("an instruction stream that never moves it".to_owned());
             }
-            OpKind::DdrPatch(patch) => {
-                let index = patch.argument as usize;
-                let Some(argument) = arguments.get(index) else {
-                    let (design, wanted, place) = (design.name(), arguments.len(), "used by the instruction stream");
-                    return Err(KitError::ArgumentCount { design, wanted, found: index + 1, place });
-                };
-                used[index] = true;
-                let descriptor = patch.register & !(DESCRIPTOR_BYTES - 1);
-                let moved = lengths.get(&descriptor).copied().unwrap_or(4);
-                let end = (patch.offset & !FOLD_FLAG).saturating_add(moved);
-                if end > argument.bytes {
-                    return Err(KitError::Argument {
-                        design: design.name(),
-                        index,
-                        wanted: format!("{} of {} bytes", argument.name, argument.bytes),
-                        found: format!("an instruction stream that reaches byte {end}"),
-                    });
-                }
+            Some(Moved { end_bytes, .. }) if *end_bytes > argument.bytes => {
+                return refuse(format!("an instruction stream that reaches byte {end_bytes}"));
             }
-            kind => {
-                if let Some(wait) = kind.token_wait() {
-                    let wait = wait.map_err(|error| bad(error.to_string()))?;
-                    if wait.direction == Direction::S2mm {
-                        tokens += usize::from(wait.row_count) * usize::from(wait.column_count);
-                    }
-                } else if let OpKind::MergeSync { tokens: merged, .. } = kind {
-                    tokens += usize::from(*merged);
-                }
+            Some(Moved { total_bytes: Some(total), .. }) if *total < argument.moved_bytes => {
+                return refuse(format!(
+                    "an instruction stream that moves {total} bytes of it, not {}; is it compiled for fewer layers?",
+                    argument.moved_bytes
+                ));
             }
+            Some(_) => {}
         }
     }
-    if let Some(index) = used.iter().position(|used| !used) {
-        return Err(KitError::Argument {
-            design: design.name(),
-            index,
-            wanted: format!("{} of {} bytes", arguments[index].name, arguments[index].bytes),
-            found: "an instruction stream that never moves it".to_owned(),
-        });
-    }
-    if tokens < design.outputs() {
+    if moves.waits < design.outputs() {
         return Err(bad(format!(
-            "wanted a wait for each of the {} outputs of {design}, found {tokens}; a host that does not wait for all of \
-             them starts the next dispatch too early",
-            design.outputs()
+            "wanted a wait for each of the {} outputs of {design}, found {}; a host that does not wait for all of them starts \
+             the next dispatch too early",
+            design.outputs(),
+            moves.waits
         )));
     }
     Ok(())

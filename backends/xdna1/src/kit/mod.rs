@@ -9,6 +9,7 @@ mod error;
 mod image;
 mod import;
 mod manifest;
+mod moves;
 
 pub use design::{Design, DesignArgument, chunk_cache_bytes};
 pub use error::KitError;
@@ -97,6 +98,20 @@ impl Kit {
         sizes.sort_unstable();
         sizes.dedup();
         sizes
+    }
+
+    /// Whether the statements of every kernel agree with the layout for models of `shape`.
+    ///
+    /// # Errors
+    /// [`KitError::Manifest`] for a design that is not known; as [`Kit::find`] for the first kernel that does not fit.
+    pub fn check(&self, shape: Shape) -> Result<(), KitError> {
+        for kernel in &self.manifest.kernels {
+            let path = || self.folder.join(KIT_FILE);
+            let unknown = |reason| KitError::Manifest { path: path(), field: "design".to_owned(), reason };
+            let design: Design = kernel.design.parse().map_err(unknown)?;
+            self.find(design, kernel.layers, shape)?;
+        }
+        Ok(())
     }
 
     /// The kernel of `design` for `layers` layers of a model of `shape`: its statements agree with the layout.

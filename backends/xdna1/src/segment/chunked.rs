@@ -1,19 +1,18 @@
 //! The chunked graphs: the leading layers of a model, a few in each dispatch.
 
 use super::generation::{Dispatch, Generation, Life};
-use super::{Phases, SegmentError, SegmentOptions, admit, packed, widen, zeroed};
+use super::{Phases, SegmentError, SegmentOptions, Sequence, packed, show_kv, widen, zeroed};
 use crate::chunk::{ChunkFormat, pack_qwen_params, pack_smollm_gammas};
 use crate::header::{ROPE_ROW_ELEMENTS, RotaryTable};
 use crate::kit::{Design, KernelImage, Kit, KitError, chunk_cache_bytes};
 use crate::layout::{BF16_BYTES, CACHE_OBJECT_ELEMENTS, POSITIONS};
 use crate::weights::PackageWeights;
 use npuhal_core::device::{BufferRef, Device};
-use npuhal_core::dtype::bf16_value;
 use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, PhaseTime, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
-use npuhal_models::package::{HEAD_DIM, Shape};
+use npuhal_models::package::Shape;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -60,8 +59,7 @@ pub struct Chunked {
     rope: BufferRef,
     hidden: BufferRef,
     options: SegmentOptions,
-    /// Positions that the caches hold.
-    len: u32,
+    sequence: Sequence,
     bytes: Vec<u8>,
     values: Vec<f32>,
     taps: Vec<Tap>,
@@ -132,8 +130,8 @@ impl Chunked {
             weights,
             images,
             chunks,
+            sequence: Sequence::new(&options, shape.vocab_size),
             options,
-            len: 0,
             bytes: Vec::new(),
             values: Vec::new(),
             sink: None,
@@ -190,23 +188,12 @@ impl Chunked {
     fn show(&mut self, row: Row, index: usize) -> Result<(), RunError> {
         let Some(sink) = &mut self.sink else { return Ok(()) };
         let chunk = &self.chunks[index];
-        let heads = self.weights.shape().kv_heads;
-        let vector = HEAD_DIM * BF16_BYTES;
-        let mut bytes = vec![0; vector];
-        let mut tensor = Vec::with_capacity(heads * HEAD_DIM);
-        for (at, layer) in chunk.layers.clone().enumerate() {
-            for (tap, part) in [(Tap::K(layer as u32), 0), (Tap::V(layer as u32), 1)] {
-                tensor.clear();
-                for head in 0..heads {
-                    let object = (at * heads + head) * CACHE_OBJECT_ELEMENTS * BF16_BYTES;
-                    let at_bytes = object + (part * POSITIONS + row.position as usize) * vector;
-                    chunk.cache.read(at_bytes as u64, &mut bytes)?;
-                    let values = bytes.as_chunks::<2>().0.iter().map(|bits| bf16_value(u16::from_le_bytes(*bits)));
-                    tensor.extend(values);
-                }
-                sink.observe(tap, row, &tensor);
-            }
-        }
+        let kv_heads = self.weights.shape().kv_heads;
+        show_kv(&mut **sink, row, chunk.layers.clone(), kv_heads, |layer, head, part, vector| {
+            let object = (layer * kv_heads + head) * CACHE_OBJECT_ELEMENTS * BF16_BYTES;
+            let at_bytes = object + (part * POSITIONS + row.position as usize) * vector.len();
+            Ok(chunk.cache.read(at_bytes as u64, vector)?)
+        })?;
         self.hidden.read(0, &mut self.bytes)?;
         widen(&self.bytes, &mut self.values, || format!("the hidden row at position {}", row.position))?;
         sink.observe(Tap::LayerOut(chunk.layers.end as u32 - 1), row, &self.values);
@@ -248,7 +235,7 @@ impl Segment for Chunked {
     }
 
     fn capacity(&self) -> SegmentCapacity {
-        SegmentCapacity { positions: self.options.positions, rows_per_call: 1, sequences: 1 }
+        self.sequence.capacity()
     }
 
     fn device(&self) -> &str {
@@ -258,9 +245,7 @@ impl Segment for Chunked {
     fn begin(&mut self) -> Result<(), RunError> {
         self.life.end();
         self.phases.clear();
-        if !self.options.keeps_prefix {
-            self.len = 0;
-        }
+        self.sequence.begin();
         let generation = self.open()?;
         self.life.begin(generation);
         Ok(())
@@ -278,24 +263,19 @@ impl Segment for Chunked {
         control: &Control,
     ) -> Result<(), RunError> {
         control.check()?;
-        admit(rows, want, self.options.positions, self.len, self.weights.shape().vocab_size)?;
+        let row = self.sequence.admit(rows, want)?;
         hidden.reset(want.count(rows.len()), self.width());
-        if let Some(row) = rows.first() {
-            self.run(*row)?;
-            if want.selects(0, rows.len()) {
-                hidden.row_mut(0).copy_from_slice(&self.values);
-            }
-            self.len = row.position + 1;
+        let Some(row) = row else { return Ok(()) };
+        self.run(row)?;
+        if want.selects(0, rows.len()) {
+            hidden.row_mut(0).copy_from_slice(&self.values);
         }
+        self.sequence.append(row);
         Ok(())
     }
 
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
-        if sequence != SequenceId(0) {
-            return 0;
-        }
-        self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
-        self.len as usize
+        self.sequence.truncate(sequence, len)
     }
 
     fn taps(&self) -> &[Tap] {
@@ -317,7 +297,7 @@ impl std::fmt::Debug for Chunked {
             .field("device", &self.device())
             .field("format", &self.format)
             .field("layers", &self.layers())
-            .field("len", &self.len)
+            .field("len", &self.sequence.len)
             .finish_non_exhaustive()
     }
 }

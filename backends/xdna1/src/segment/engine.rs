@@ -1,19 +1,18 @@
 //! The single-dispatch engines: a whole decoder in one dispatch a token.
 
 use super::generation::{Dispatch, Generation, Life};
-use super::{POISON, Phases, SegmentError, SegmentOptions, admit, check_finite, packed, widen, zeroed};
+use super::{POISON, Phases, SegmentError, SegmentOptions, Sequence, check_finite, packed, show_kv, widen, zeroed};
 use crate::header::{RotaryTable, header_elements, kv_rows, write_header};
 use crate::kit::{Design, KernelImage, Kit, KitError};
 use crate::layout::{BF16_BYTES, CACHE_OBJECT_ELEMENTS, EngineLayout};
 use crate::stream::EngineStream;
 use crate::weights::PackageWeights;
 use npuhal_core::device::{BufferRef, Device};
-use npuhal_core::dtype::bf16_value;
 use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, PhaseTime, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
-use npuhal_models::package::{Family, HEAD_DIM};
+use npuhal_models::package::{Family, Shape};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,8 +32,7 @@ pub struct Engine {
     rotary: RotaryTable,
     buffers: Buffers,
     options: SegmentOptions,
-    /// Positions that the cache holds.
-    len: u32,
+    sequence: Sequence,
     header: Vec<u8>,
     embedding: Vec<u8>,
     kv_new: Vec<u8>,
@@ -100,8 +98,8 @@ impl Engine {
             prefill,
             rotary: RotaryTable::new(theta),
             buffers,
+            sequence: Sequence::new(&options, shape.vocab_size),
             options,
-            len: 0,
             header: vec![0; CACHE_OBJECT_ELEMENTS * BF16_BYTES],
             embedding: vec![0; shape.hidden_size * BF16_BYTES],
             kv_new: vec![0; kv_new],
@@ -172,25 +170,19 @@ impl Engine {
         }
     }
 
-    fn show(&mut self, row: Row, has_result: bool) {
-        let Some(sink) = &mut self.sink else { return };
-        let mut tensor = Vec::with_capacity(self.layout.shape().kv_width());
-        let heads = self.layout.shape().kv_heads;
-        for layer in 0..self.layout.shape().layers {
-            for (tap, part) in [(Tap::K(layer as u32), 0), (Tap::V(layer as u32), 1)] {
-                tensor.clear();
-                for head in 0..heads {
-                    let first = ((layer * heads + head) * 2 + part) * HEAD_DIM;
-                    let bits = &self.kv_new.as_chunks::<2>().0[first..first + HEAD_DIM];
-                    tensor.extend(bits.iter().map(|bits| bf16_value(u16::from_le_bytes(*bits))));
-                }
-                sink.observe(tap, row, &tensor);
-            }
-        }
+    fn show(&mut self, row: Row, has_result: bool) -> Result<(), RunError> {
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        let Shape { layers, kv_heads, .. } = self.layout.shape();
+        show_kv(&mut **sink, row, 0..layers, kv_heads, |layer, head, part, vector| {
+            let first = ((layer * kv_heads + head) * 2 + part) * vector.len();
+            vector.copy_from_slice(&self.kv_new[first..first + vector.len()]);
+            Ok(())
+        })?;
         if has_result {
             let tap = if self.layout.has_head { Tap::Logits } else { Tap::Normed };
             sink.observe(tap, row, &self.values);
         }
+        Ok(())
     }
 }
 
@@ -212,7 +204,7 @@ impl Segment for Engine {
     }
 
     fn capacity(&self) -> SegmentCapacity {
-        SegmentCapacity { positions: self.options.positions, rows_per_call: 1, sequences: 1 }
+        self.sequence.capacity()
     }
 
     fn device(&self) -> &str {
@@ -222,9 +214,7 @@ impl Segment for Engine {
     fn begin(&mut self) -> Result<(), RunError> {
         self.life.end();
         self.phases.clear();
-        if !self.options.keeps_prefix {
-            self.len = 0;
-        }
+        self.sequence.begin();
         let Buffers { weights, cache, kv_new, result } = &self.buffers;
         let dispatch = |image| {
             let buffers = [weights, cache, kv_new, result].map(BufferRef::clone).to_vec();
@@ -247,27 +237,22 @@ impl Segment for Engine {
         control: &Control,
     ) -> Result<(), RunError> {
         control.check()?;
-        admit(rows, want, self.options.positions, self.len, self.layout.shape().vocab_size)?;
+        let row = self.sequence.admit(rows, want)?;
         hidden.reset(want.count(rows.len()), self.width());
-        if let Some(row) = rows.first() {
-            let is_wanted = want.selects(0, rows.len());
-            let has_result = is_wanted || self.sink.is_some();
-            self.run(*row, has_result)?;
-            self.show(*row, has_result);
-            if is_wanted {
-                hidden.row_mut(0).copy_from_slice(&self.values);
-            }
-            self.len = row.position + 1;
+        let Some(row) = row else { return Ok(()) };
+        let is_wanted = want.selects(0, rows.len());
+        let has_result = is_wanted || self.sink.is_some();
+        self.run(row, has_result)?;
+        self.show(row, has_result)?;
+        if is_wanted {
+            hidden.row_mut(0).copy_from_slice(&self.values);
         }
+        self.sequence.append(row);
         Ok(())
     }
 
     fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
-        if sequence != SequenceId(0) {
-            return 0;
-        }
-        self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
-        self.len as usize
+        self.sequence.truncate(sequence, len)
     }
 
     fn taps(&self) -> &[Tap] {
@@ -288,7 +273,7 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("Engine")
             .field("device", &self.device())
             .field("layout", &self.layout.name)
-            .field("len", &self.len)
+            .field("len", &self.sequence.len)
             .finish_non_exhaustive()
     }
 }

@@ -21,11 +21,14 @@ pub use timed::Timed;
 
 use crate::error::LaneError;
 use crate::kit::KitError;
+use crate::layout::BF16_BYTES;
 use npuhal_core::device::{BufferRef, BufferSpec, Device};
 use npuhal_core::dtype::bf16_value;
 use npuhal_core::error::{DeviceError, RunError};
-use npuhal_core::stage::{PhaseTime, Row, SequenceId, Want};
+use npuhal_core::stage::{PhaseTime, Row, SegmentCapacity, SequenceId, Tap, TapSink, Want};
+use npuhal_models::package::HEAD_DIM;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -75,31 +78,95 @@ pub enum SegmentError {
     Device(#[from] DeviceError),
 }
 
-/// What every segment checks of the rows of a call: one row, of one sequence, that continues what is held.
-fn admit(rows: &[Row], want: Want<'_>, positions: u32, held: u32, vocab_size: usize) -> Result<(), RunError> {
-    if rows.len() > 1 {
-        return Err(RunError::Capacity { what: "rows of a call", found: rows.len() as u64, limit: 1 });
+/// The one sequence whose keys and values a segment holds, position after position.
+struct Sequence {
+    /// Positions that are held.
+    len: u32,
+    positions: u32,
+    keeps_prefix: bool,
+    vocab_size: usize,
+}
+
+impl Sequence {
+    fn new(options: &SegmentOptions, vocab_size: usize) -> Self {
+        Self { len: 0, positions: options.positions, keeps_prefix: options.keeps_prefix, vocab_size }
     }
-    if let Want::Each(flags) = want
-        && flags.len() != rows.len()
-    {
-        return Err(RunError::BadRows { reason: format!("{} wishes for {} rows", flags.len(), rows.len()) });
+
+    fn capacity(&self) -> SegmentCapacity {
+        SegmentCapacity { positions: self.positions, rows_per_call: 1, sequences: 1 }
     }
-    let Some(row) = rows.first() else { return Ok(()) };
-    if row.sequence != SequenceId(0) {
-        let found = u64::from(row.sequence.0) + 1;
-        return Err(RunError::Capacity { what: "sequences", found, limit: 1 });
+
+    /// The next generation begins.
+    fn begin(&mut self) {
+        if !self.keeps_prefix {
+            self.len = 0;
+        }
     }
-    if row.token as usize >= vocab_size {
-        return Err(RunError::BadRows { reason: format!("token {} of a vocabulary of {vocab_size}", row.token) });
+
+    /// The row of a call, where it has one: one row, of this sequence, that continues what is held.
+    fn admit(&self, rows: &[Row], want: Want<'_>) -> Result<Option<Row>, RunError> {
+        if rows.len() > 1 {
+            return Err(RunError::Capacity { what: "rows of a call", found: rows.len() as u64, limit: 1 });
+        }
+        if let Want::Each(flags) = want
+            && flags.len() != rows.len()
+        {
+            return Err(RunError::BadRows { reason: format!("{} wishes for {} rows", flags.len(), rows.len()) });
+        }
+        let Some(row) = rows.first() else { return Ok(None) };
+        if row.sequence != SequenceId(0) {
+            let found = u64::from(row.sequence.0) + 1;
+            return Err(RunError::Capacity { what: "sequences", found, limit: 1 });
+        }
+        if row.token as usize >= self.vocab_size {
+            let reason = format!("token {} of a vocabulary of {}", row.token, self.vocab_size);
+            return Err(RunError::BadRows { reason });
+        }
+        if row.position >= self.positions {
+            let (found, limit) = (u64::from(row.position) + 1, u64::from(self.positions));
+            return Err(RunError::Capacity { what: "positions", found, limit });
+        }
+        if row.position != self.len {
+            let reason = format!("position {} of a sequence that holds {}", row.position, self.len);
+            return Err(RunError::BadRows { reason });
+        }
+        Ok(Some(*row))
     }
-    if row.position >= positions {
-        let (found, limit) = (u64::from(row.position) + 1, u64::from(positions));
-        return Err(RunError::Capacity { what: "positions", found, limit });
+
+    /// `row` was computed.
+    fn append(&mut self, row: Row) {
+        self.len = row.position + 1;
     }
-    if row.position != held {
-        let reason = format!("position {} of a sequence that holds {held}", row.position);
-        return Err(RunError::BadRows { reason });
+
+    fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
+        if sequence != SequenceId(0) {
+            return 0;
+        }
+        self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
+        self.len as usize
+    }
+}
+
+/// Shows keys and values of `layers` at `row`. `read` fetches a vector of them: layer (from the first of `layers`), head, 0 for
+/// the key and 1 for the value.
+fn show_kv(
+    sink: &mut dyn TapSink,
+    row: Row,
+    layers: Range<usize>,
+    heads: usize,
+    mut read: impl FnMut(usize, usize, usize, &mut [u8]) -> Result<(), RunError>,
+) -> Result<(), RunError> {
+    let mut bytes = [0; HEAD_DIM * BF16_BYTES];
+    let mut tensor = Vec::with_capacity(heads * HEAD_DIM);
+    for (at, layer) in layers.enumerate() {
+        for (part, tap) in [Tap::K(layer as u32), Tap::V(layer as u32)].into_iter().enumerate() {
+            tensor.clear();
+            for head in 0..heads {
+                read(at, head, part, &mut bytes)?;
+                tensor.extend(bytes.as_chunks::<2>().0.iter().map(|bits| bf16_value(u16::from_le_bytes(*bits))));
+            }
+            sink.observe(tap, row, &tensor);
+        }
     }
     Ok(())
 }

@@ -13,6 +13,8 @@
 //! Common to all: projections in 32 lanes of f32, rounded once; bf16 residual stream, keys and values; logits f32, not rounded.
 //! Where the designs leave an order to the core, it is fixed here: lanes are added in halves, 16 apart, then 8, 4, 2, 1.
 
+#[cfg(test)]
+mod ablation;
 mod qwen;
 mod reference;
 mod smollm;

@@ -78,29 +78,38 @@ pub(super) fn swiglu(gate: f32, up: f32) -> f32 {
 
 /// `e^x` by a table of whole parts and one of fractions of 1/256: the f32 product of their entries.
 fn exp(x: f32) -> f32 {
-    let fixed = fixed_point(x, 256.0);
+    exp_of_fixed(fixed_point(x, 256.0))
+}
+
+/// The same of a fixed-point argument with eight fraction bits.
+pub(super) fn exp_of_fixed(fixed: i16) -> f32 {
     let (whole, fraction) = ((fixed >> 8) as u8, (fixed & 0xff) as usize);
     value(EXP_WHOLE[usize::from(whole)]) * value(EXP_FRACTION[fraction])
 }
 
 /// `x` in units of `1 / scale`, rounded down as the core's conversion does. Saturates; a NaN (a damaged score) becomes 0.
-fn fixed_point(x: f32, scale: f32) -> i16 {
+pub(super) fn fixed_point(x: f32, scale: f32) -> i16 {
     (x * scale).floor() as i16
 }
 
 /// `1 / x` as bf16, by the mantissa of `x` rounded half up.
-fn reciprocal(x: f32) -> f32 {
+pub(super) fn reciprocal(x: f32) -> f32 {
     let rounded = x.to_bits().wrapping_add(0x8000);
     let (exponent, mantissa) = ((rounded >> 23) & 0xff, (rounded >> 16) & 0x7f);
     let raised = 253u32.wrapping_sub(exponent).wrapping_add(u32::from(mantissa == 0));
     value(((raised << 7) as u16).wrapping_add(RECIPROCAL_MANTISSA[mantissa as usize]))
 }
 
-/// tanh on 32 straight segments; the outermost hold beyond ±4.
+/// tanh, rounded.
 fn tanh(x: f32) -> f32 {
+    bf16(tanh_line(x))
+}
+
+/// tanh on 32 straight segments; the outermost hold beyond ±4.
+pub(super) fn tanh_line(x: f32) -> f32 {
     let segment = ((x * 4.0).floor() as i32).saturating_add(16).clamp(0, 31);
     let (slope, offset) = TANH_SEGMENTS[segment as usize];
-    bf16(x * value(slope) + value(offset))
+    x * value(slope) + value(offset)
 }
 
 const _: () = assert!(LANES == 32 && bits(1.0) == 0x3f80);
