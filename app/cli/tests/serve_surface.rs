@@ -284,8 +284,11 @@ fn connections_are_kept() {
 #[test]
 fn a_silent_stream_is_kept_alive() {
     let home = Home::new();
-    let server = serve(&home, &["--heartbeat-ms", "20", "--numerics", "exact"]);
-    let prompt = "a b c d e f g h ".repeat(12);
+    let model = home.slow_model();
+    let arguments = ["-m", model.to_str().unwrap(), "--no-self-test", "--threads", "1", "--heartbeat-ms", "20"];
+    let server = Server::start(&home, &[&arguments[..], &["--numerics", "exact"]].concat());
+    server.wait_until_ready();
+    let prompt = "a b c d e f g h ".repeat(50);
     let answer = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 1, "stream": true}));
     let text = String::from_utf8(answer.body).unwrap();
     let (silence, answer) = text.split_once("data: ").unwrap();

@@ -46,8 +46,9 @@ fn a_conversation_that_is_too_long_is_cut_by_turns_and_the_answer_says_so() {
     let package = home.package();
     let server = serve(&home, &[]);
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "small-xdna1");
-    for (count, max_tokens, is_cut) in [(1, 8, false), (5, 8, true), (9, 20, true), (1, 40, true)] {
-        let messages = turns(count);
+    let short = json!([{"role": "user", "content": "one"}]);
+    let cases = [(short, 8, false), (turns(5), 8, true), (turns(9), 20, true), (turns(1), 40, true)];
+    for (messages, max_tokens, is_cut) in cases {
         let (prompt_tokens, truncation) = fitted(&package, &messages, max_tokens);
         assert_eq!(truncation.is_lossy(), is_cut, "{truncation:?}");
         let wanted = serde_json::to_value(truncation).unwrap();
@@ -56,7 +57,7 @@ fn a_conversation_that_is_too_long_is_cut_by_turns_and_the_answer_says_so() {
         assert_eq!(answer.status, 200, "{answer:?}");
         let answer = answer.json();
         let stats = &answer["x_npuhal_stats"];
-        assert_eq!(stats["prompt_truncation"], wanted, "{count} turns, {max_tokens} tokens");
+        assert_eq!(stats["prompt_truncation"], wanted, "{messages}, {max_tokens} tokens");
         assert_eq!(stats["prompt_tokens"], prompt_tokens);
         assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens);
         // A stream has the same record in the chunk that ends the choice.
@@ -68,7 +69,7 @@ fn a_conversation_that_is_too_long_is_cut_by_turns_and_the_answer_says_so() {
     }
     // More tokens than the context has are no limit, and leave room for a prompt.
     let answer = server.post(CHAT, &json!({"messages": turns(1), "max_tokens": 4096})).json();
-    assert_eq!(answer["choices"][0]["finish_reason"], "length", "{answer}");
+    assert!((30..64).contains(&answer["usage"]["prompt_tokens"].as_u64().unwrap()), "{answer}");
     server.end();
 }
 
@@ -131,7 +132,8 @@ fn thousands_of_turns_do_not_hold_up_the_worker() {
     let messages: Vec<Value> = (0..4096).map(|_| json!({"role": "user", "content": WORDS})).collect();
     let answer = server.post(CHAT, &json!({"messages": messages, "max_tokens": 4}));
     assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(answer.json()["x_npuhal_stats"]["prompt_truncation"]["dropped_messages"], 4095);
+    let truncation = &answer.json()["x_npuhal_stats"]["prompt_truncation"];
+    assert!(truncation["dropped_messages"].as_u64().unwrap() >= 4095, "{truncation}");
     assert_eq!(server.get("/ready").json()["worker_restarts"], 0);
     server.end();
 }

@@ -59,6 +59,12 @@ impl Home {
         small.write(&models, "small-xdna1", &[("tokenizer.json", TOKENIZER)])
     }
 
+    /// A model that takes a while to compute a prompt.
+    pub(crate) fn slow_model(&self) -> PathBuf {
+        let small = ModelSpec::small(Architecture::Llama, Weights::LikeQ4KM);
+        self.write(&ModelSpec { context_length: 4096, ..small }.build(), "slow.gguf")
+    }
+
     /// The same file with another architecture stated.
     pub(crate) fn model_of(&self, architecture: &str) -> PathBuf {
         let mut file = ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build();
