@@ -1,4 +1,4 @@
-"""Simon Willison's llm, unmodified, set up as docs/clients.md says."""
+"""Simon Willison's llm, unmodified, set up as docs/clients.md shows."""
 
 import os
 import subprocess
@@ -13,23 +13,13 @@ MODEL = os.environ["NPUHAL_MODEL"]
 
 with tempfile.TemporaryDirectory() as folder:
     environment = {**os.environ, "LLM_USER_PATH": folder}
-    Path(folder, "extra-openai-models.yaml").write_text(
-        f"""\
-- model_id: npuhal
-  model_name: {MODEL}
-  api_base: {BASE}/v1
-  api_key_name: npuhal
-- model_id: npuhal-text
-  model_name: {MODEL}
-  api_base: {BASE}/v1
-  api_key_name: npuhal
-  completion: true
-"""
-    )
+    page = Path(__file__).parents[2].joinpath("docs/clients.md").read_text()
+    settings = page.split("```yaml\n- model_id")[1].split("```")[0]
+    settings = settings.replace("http://127.0.0.1:8000", BASE).replace("smollm2-135m", MODEL)
+    Path(folder, "extra-openai-models.yaml").write_text("- model_id" + settings)
 
-    def llm(*arguments, key=os.environ["NPUHAL_KEY"], fails=False):
-        typed = f"{key}\n" if arguments[:2] == ("keys", "set") else ""
-        done = subprocess.run([LLM, *arguments], env=environment, input=typed, capture_output=True, text=True, timeout=120)
+    def llm(*arguments, fails=False):
+        done = subprocess.run([LLM, *arguments], env=environment, input="", capture_output=True, text=True, timeout=120)
         assert (done.returncode != 0) == fails, (arguments, done)
         return done.stderr if fails else done.stdout
 
