@@ -27,6 +27,7 @@ pub mod package;
 pub mod pcg;
 pub mod perplexity;
 pub mod prefix;
+pub mod prompter;
 pub mod pull;
 pub mod q4nx;
 pub mod quant;

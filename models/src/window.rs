@@ -11,7 +11,7 @@ use crate::template::ChatMessage;
 use crate::text_error::TextError;
 use crate::tokenizer::{Specials, Tokenizer};
 use npuhal_core::stage::TokenId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// A prompt that cannot be fitted.
@@ -52,7 +52,8 @@ pub enum WindowError {
 }
 
 /// What becomes of a prompt that is too long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Overflow {
     /// It is cut by the rule.
     #[default]
@@ -74,7 +75,7 @@ impl std::str::FromStr for Overflow {
 }
 
 /// What a conversation lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Truncation {
     /// Messages that are gone, a dropped system message included.
     pub dropped_messages: usize,
@@ -97,7 +98,7 @@ impl Truncation {
 }
 
 /// What a plain text lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PromptTruncation {
     /// Its beginning is gone.
     pub truncated_prompt: bool,
@@ -121,6 +122,17 @@ pub fn prompt_budget(positions: u32, max_tokens: u32) -> Result<usize, WindowErr
     match positions.checked_sub(max_tokens) {
         Some(budget) if budget > 0 && max_tokens > 0 => Ok(budget as usize),
         _ => Err(WindowError::NoBudget { max_tokens, positions }),
+    }
+}
+
+/// Prompt tokens in a context of `positions` that leave room for an answer: one of `max_tokens`, or where no limit is given that
+/// the context could keep, all but one position if the `whole` prompt fits so, else room for an answer of some length.
+#[must_use]
+pub fn budget_beside(max_tokens: Option<usize>, whole: usize, positions: usize) -> usize {
+    match max_tokens.filter(|tokens| *tokens < positions) {
+        Some(answer) => positions - answer,
+        None if whole < positions => positions - 1,
+        None => positions - USUAL_ANSWER_TOKENS.min(positions / 2).min(positions.saturating_sub(1)),
     }
 }
 
@@ -181,14 +193,12 @@ impl<E, R: FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>> Fitter<R> {
         let mut truncation = Truncation::default();
         let has_system = messages.len() > 1 && messages[0].role == "system";
         let (system, mut turns) = messages.split_at(usize::from(has_system));
-        while turns.len() > 1 {
-            turns = &turns[1..];
-            truncation.dropped_messages += 1;
-            let kept: Vec<ChatMessage> = system.iter().chain(turns).cloned().collect();
-            if let Some(ids) = self.fitting(&kept)? {
-                return Ok(Fitted { ids, truncation });
-            }
+        if let Some((dropped, ids)) = self.fewest_dropped(system, turns)? {
+            truncation.dropped_messages = dropped;
+            return Ok(Fitted { ids, truncation });
         }
+        truncation.dropped_messages = turns.len().saturating_sub(1);
+        turns = &turns[truncation.dropped_messages..];
         // There is one: `messages` is not empty, and a lone system message is a turn.
         let Some(turn) = turns.first() else { return Ok(Fitted { ids: newest(whole, self.budget), truncation }) };
         if let Some(system) = system.first() {
@@ -208,6 +218,29 @@ impl<E, R: FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>> Fitter<R> {
         }
         truncation.token_fallback = true;
         Ok(Fitted { ids: newest(whole, self.budget), truncation })
+    }
+
+    /// The fewest turns, of several, that must go so that the rest fits. Each that goes makes the prompt shorter, so the number is
+    /// searched by halving: a long conversation is not rendered once for each of its turns.
+    fn fewest_dropped(
+        &mut self,
+        system: &[ChatMessage],
+        turns: &[ChatMessage],
+    ) -> Result<Option<(usize, Vec<TokenId>)>, E> {
+        let (mut low, mut high) = (1, turns.len());
+        let mut found = None;
+        while low < high {
+            let middle = (low + high) / 2;
+            let kept: Vec<ChatMessage> = system.iter().chain(&turns[middle..]).cloned().collect();
+            match self.fitting(&kept)? {
+                Some(ids) => {
+                    found = Some((middle, ids));
+                    high = middle;
+                }
+                None => low = middle + 1,
+            }
+        }
+        Ok(found)
     }
 
     /// With as much of the system message's beginning as fits; `None` where not even one character does.
@@ -269,6 +302,8 @@ fn cut(text: &[char], count: usize) -> String {
     }
 }
 
+/// Tokens of an answer that a cut prompt leaves room for where no limit is given, but never more than half of the context.
+const USUAL_ANSWER_TOKENS: usize = 128;
 const IM_START: &str = "<|im_start|>";
 const IM_END: &str = "<|im_end|>";
 
@@ -350,6 +385,22 @@ mod tests {
         assert_eq!(cuts, ["", "a", "ab", "ab", "ab", "ab", "ab", "ab", "ab cd", "ab cd  ef"]);
         let leading: Vec<char> = " abc".chars().collect();
         assert_eq!(cut(&leading, 3), " ab", "a space at the very beginning is no word's end");
+    }
+
+    /// Turns were dropped one by one, each time rendering all that were left: minutes for one request of thousands.
+    #[test]
+    fn a_conversation_of_thousands_of_turns_is_rendered_a_few_times() {
+        let messages: Vec<ChatMessage> = (0..4096).map(|turn| ChatMessage::new("user", turn.to_string())).collect();
+        for (budget, kept) in [(50, 25), (2, 1), (4095, 2047)] {
+            let mut rendered = 0;
+            let fitted = fit(&messages, budget, Overflow::Truncate, |messages| {
+                rendered += messages.len();
+                Ok::<_, WindowError>(vec![7; 2 * messages.len()])
+            });
+            let fitted = fitted.unwrap();
+            assert_eq!((fitted.ids.len(), fitted.truncation.dropped_messages), (2 * kept, 4096 - kept));
+            assert!(rendered < 16 * messages.len(), "{rendered} messages were rendered");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use npuhal_models::speculate::Speculation;
 use npuhal_models::window::Overflow;
 use serde::{Deserialize, Serialize};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -112,9 +112,9 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArgs {
     /// Model: a name of the catalogue, the id of a package in the models folder, or the path of a GGUF file, a Q4NX directory
-    /// or an xdna1 package
-    #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
-    pub(crate) model: OsString,
+    /// or an xdna1 package; on a server, its id [default: smollm2-135m, or the server's first]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub(crate) model: Option<OsString>,
 
     /// Hash the files of an xdna1 package again even if they were verified before
     #[arg(long)]
@@ -125,7 +125,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// Where a model runs, and how. Handed on to workers.
-#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub(crate) struct SessionArgs {
     /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
@@ -172,6 +172,36 @@ pub(crate) struct SessionArgs {
     /// Sequences held side by side; commands that need several set it.
     #[arg(skip)]
     pub(crate) sequences: Option<u32>,
+}
+
+impl ModelArgs {
+    /// What the model is called.
+    pub(crate) fn name(&self) -> &OsStr {
+        self.model.as_deref().unwrap_or(OsStr::new(DEFAULT_MODEL))
+    }
+}
+
+/// The model that is taken where none is named.
+const DEFAULT_MODEL: &str = "smollm2-135m";
+
+impl SessionArgs {
+    /// Whether nothing was said of where a model runs, and how.
+    pub(crate) fn is_unset(&self) -> bool {
+        let unset = Self {
+            device: "auto".to_owned(),
+            numerics: "fast".to_owned(),
+            threads: None,
+            cpu_features: None,
+            context: None,
+            prefer: None,
+            npu_layers: None,
+            npu_percent: None,
+            kernels: None,
+            npu_opt: Vec::new(),
+            sequences: None,
+        };
+        *self == unset
+    }
 }
 
 /// How an answer is made.
@@ -238,6 +268,7 @@ pub(crate) struct GenerationArgs {
     /// What becomes of a prompt that the context cannot hold: truncate (old turns go first) or error
     #[arg(long, value_name = "WHAT", default_value = "truncate")]
     pub(crate) context_overflow: Overflow,
+
     /// Guess tokens ahead where that is faster: prompt-lookup, or prompt-lookup:N for at most N a step. The answer is the same
     #[arg(long, value_name = "KIND")]
     pub(crate) speculate: Option<Speculation>,
@@ -298,6 +329,18 @@ fn bias(text: &str) -> Result<(u32, f64), String> {
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+
+    /// Ask a server with the OpenAI interface instead, e.g. http://127.0.0.1:8000 [default: NPUHAL_API_URL]
+    #[arg(long, value_name = "URL", help_heading = "Server")]
+    pub(crate) api_url: Option<String>,
+
+    /// Key of the server; sent encrypted, or to this machine [default: NPUHAL_API_KEY]
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
+    pub(crate) api_key: Option<String>,
+
+    /// Answer this, print the figures of the answer and end
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
 
     #[command(flatten)]
     pub(crate) generation: GenerationArgs,
@@ -362,9 +405,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = npuhal_server::DEFAULT_MAX_CHARS as u32, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
     pub(crate) max_chars: u32,
 
+    /// What becomes of a prompt that the context cannot hold: truncate (old turns go first) or error
+    /// [default: truncate for xdna1 packages, error for all others]
+    #[arg(long, value_name = "WHAT", help_heading = "Server")]
+    pub(crate) context_overflow: Option<Overflow>,
+
     /// Seconds from a request's arrival to the end of its answer
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]
     pub(crate) request_timeout: u64,
+
+    /// Milliseconds of silence in a stream after which a comment is sent
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Server")]
+    pub(crate) heartbeat_ms: u64,
 
     /// Seconds without a sign of life after which a worker is replaced
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]
@@ -721,6 +773,9 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 
+    #[command(flatten)]
+    pub(crate) http: crate::command::bench_http::HttpBenchArgs,
+
     /// Measure what a layer, a dispatch and the head cost on the device, and keep it for `--npu-layers auto`
     #[arg(long, conflicts_with_all = ["ttft", "ttft_text", "jsonl"])]
     pub(crate) calibrate: bool,
@@ -756,4 +811,22 @@ pub(crate) struct BenchArgs {
     /// The same from a text: tokenizer and template included
     #[arg(long, value_name = "TEXT")]
     pub(crate) ttft_text: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_of_a_session_is_known() {
+        let session =
+            |flags: &[&str]| match Cli::try_parse_from(["npuhal", "chat"].iter().chain(flags)).unwrap().command {
+                Command::Chat(args) => args.model.session,
+                other => panic!("{other:?}"),
+            };
+        assert!(session(&[]).is_unset());
+        for flags in [["--device", "cpu"], ["--threads", "1"], ["--npu-opt", "a=b"], ["--npu-percent", "5"]] {
+            assert!(!session(&flags).is_unset(), "{flags:?}");
+        }
+    }
 }

@@ -4,14 +4,16 @@
 //! machine only. No redirect is followed, so that a key goes nowhere but to the address that was given. This machine is
 //! never asked through a proxy.
 
+use crate::sse::EventReader;
 use serde_json::Value;
 use std::fmt;
+use std::io::{self, BufReader};
 use std::net::IpAddr;
 use std::time::Duration;
 use thiserror::Error;
 use ureq::http::{Response, StatusCode, Uri, header};
 use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, BodyReader};
 
 /// Why a server did not answer as wanted.
 #[derive(Debug, Error)]
@@ -29,10 +31,14 @@ pub(crate) enum ApiError {
     Unreachable { url: String, reason: String },
     #[error("{url}: answers with a redirect ({status}), which is not followed; give the address it leads to")]
     Redirect { url: String, status: u16 },
-    #[error("{url}: status {status}: {message}")]
-    Status { url: String, status: u16, message: String },
+    #[error("{url}: status {status}: {message}{}", advice(*status, *retry_after))]
+    Status { url: String, status: u16, message: String, retry_after: Option<u64> },
     #[error("{url}: the answer is not what was wanted: {reason}")]
     BadAnswer { url: String, reason: String },
+    #[error("{url}: the stream broke off: {reason}; what came is not the whole answer")]
+    BrokenStream { url: String, reason: String },
+    #[error("API stream failed: {message}")]
+    StreamFailed { message: String },
 }
 
 /// A server.
@@ -102,14 +108,18 @@ impl Client {
     /// [`ApiError`].
     pub(crate) fn models(&self) -> Result<Vec<String>, ApiError> {
         let path = "/v1/models";
-        let request = self.agent.get(self.url(path));
-        let request = match self.authorization() {
-            Some(value) => request.header(header::AUTHORIZATION, value),
-            None => request,
-        };
-        let answer = self.read(path, request.call())?;
+        let answer = self.read(path, self.request(path))?;
         let models = answer["data"].as_array().ok_or_else(|| self.bad_answer(path, "it has no array 'data'"))?;
         Ok(models.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// The model that is listed first.
+    ///
+    /// # Errors
+    /// [`ApiError`], also where there is none.
+    pub(crate) fn first_model(&self) -> Result<String, ApiError> {
+        let none = || self.bad_answer("/v1/models", "the server has no models");
+        self.models()?.into_iter().next().ok_or_else(none)
     }
 
     /// Sends `body` and returns the JSON answer.
@@ -117,12 +127,31 @@ impl Client {
     /// # Errors
     /// [`ApiError`].
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, ApiError> {
-        let request = self.agent.post(self.url(path)).header(header::CONTENT_TYPE, "application/json");
-        let request = match self.authorization() {
-            Some(value) => request.header(header::AUTHORIZATION, value),
-            None => request,
-        };
-        self.read(path, request.send(body.to_string().as_bytes()))
+        self.read(path, self.send(path, body))
+    }
+
+    /// Sends `body`, which asks for a stream, and returns its events.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> Result<EventStream, ApiError> {
+        let body = self.accepted(path, self.send(path, body))?;
+        if body.mime_type() != Some("text/event-stream") {
+            let found = body.mime_type().unwrap_or("no media type").to_owned();
+            return Err(self.bad_answer(path, format!("wanted text/event-stream, found {found}")));
+        }
+        let events = EventReader::new(BufReader::new(body.into_reader()));
+        Ok(EventStream { url: self.url(path), events, is_over: false })
+    }
+
+    /// The body of an answer that is text, whole.
+    ///
+    /// # Errors
+    /// [`ApiError`].
+    pub(crate) fn text(&self, path: &str) -> Result<String, ApiError> {
+        let body = self.accepted(path, self.request(path))?;
+        let text = body.into_with_config().limit(ANSWER_LIMIT_BYTES).read_to_string();
+        text.map_err(|error| self.bad_answer(path, error.to_string()))
     }
 
     /// An answer that came, and is not what was wanted.
@@ -138,23 +167,130 @@ impl Client {
         self.key.as_ref().map(|key| format!("Bearer {key}"))
     }
 
+    fn request(&self, path: &str) -> Result<Response<Body>, ureq::Error> {
+        let request = self.agent.get(self.url(path));
+        match self.authorization() {
+            Some(value) => request.header(header::AUTHORIZATION, value).call(),
+            None => request.call(),
+        }
+    }
+
+    fn send(&self, path: &str, body: &Value) -> Result<Response<Body>, ureq::Error> {
+        let request = self.agent.post(self.url(path)).header(header::CONTENT_TYPE, "application/json");
+        let request = match self.authorization() {
+            Some(value) => request.header(header::AUTHORIZATION, value),
+            None => request,
+        };
+        request.send(body.to_string().as_bytes())
+    }
+
     fn read(&self, path: &str, sent: Result<Response<Body>, ureq::Error>) -> Result<Value, ApiError> {
+        let body = self.accepted(path, sent)?;
+        let body = body.into_with_config().limit(ANSWER_LIMIT_BYTES).read_to_vec();
+        let body = body.map_err(|error| self.bad_answer(path, reason(&error)))?;
+        serde_json::from_slice(&body).map_err(|error| self.bad_answer(path, format!("it is no JSON: {error}")))
+    }
+
+    /// The body of an answer with status 200.
+    fn accepted(&self, path: &str, sent: Result<Response<Body>, ureq::Error>) -> Result<Body, ApiError> {
         let url = self.url(path);
-        let response = sent.map_err(|error| ApiError::Unreachable { url: url.clone(), reason: error.to_string() })?;
+        let response = sent.map_err(|error| ApiError::Unreachable { url: url.clone(), reason: reason(&error) })?;
         let status = response.status();
         if status.is_redirection() {
             return Err(ApiError::Redirect { url, status: status.as_u16() });
         }
-        let body = response.into_body().into_with_config().limit(ANSWER_LIMIT_BYTES).read_to_vec();
-        let body = body.map_err(|error| self.bad_answer(path, error.to_string()))?;
-        let json = serde_json::from_slice::<Value>(&body);
-        if status != StatusCode::OK {
-            let said = json.ok().and_then(|json| json["error"]["message"].as_str().map(str::to_owned));
-            let message = said.unwrap_or_else(|| status.canonical_reason().unwrap_or("no message").to_owned());
-            return Err(ApiError::Status { url, status: status.as_u16(), message });
+        if status == StatusCode::OK {
+            return Ok(response.into_body());
         }
-        json.map_err(|error| self.bad_answer(path, format!("it is no JSON: {error}")))
+        let retry_after =
+            response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = response.into_body().into_with_config().limit(ANSWER_LIMIT_BYTES).read_to_vec();
+        let json = body.ok().and_then(|body| serde_json::from_slice::<Value>(&body).ok());
+        let said = json.and_then(|json| json["error"]["message"].as_str().map(str::to_owned));
+        let message = said.unwrap_or_else(|| status.canonical_reason().unwrap_or("no message").to_owned());
+        Err(ApiError::Status { url, status: status.as_u16(), message, retry_after })
     }
+}
+
+/// The events of a streamed answer. After the last one comes `[DONE]`; a stream that ends without it is an error.
+pub(crate) struct EventStream {
+    url: String,
+    events: EventReader<BufReader<BodyReader<'static>>>,
+    is_over: bool,
+}
+
+impl EventStream {
+    fn event(&mut self) -> Result<Option<Value>, ApiError> {
+        let broken = |reason| ApiError::BrokenStream { url: self.url.clone(), reason };
+        let event = self.events.read().map_err(|error| broken(reason_of_io(&error)))?;
+        let event = event.ok_or_else(|| broken("it ended without [DONE]".to_owned()))?;
+        if event == "[DONE]" {
+            return Ok(None);
+        }
+        let event: Value =
+            serde_json::from_str(&event).map_err(|error| broken(format!("an event is no JSON: {error}")))?;
+        match &event["error"] {
+            Value::Null => Ok(Some(event)),
+            error => {
+                let message = error["message"].as_str().or(error.as_str()).unwrap_or("no message").to_owned();
+                Err(ApiError::StreamFailed { message })
+            }
+        }
+    }
+}
+
+impl Iterator for EventStream {
+    type Item = Result<Value, ApiError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_over {
+            return None;
+        }
+        let event = self.event().transpose();
+        self.is_over = !matches!(event, Some(Ok(_)));
+        event
+    }
+}
+
+/// What to do about an answer with this status.
+fn advice(status: u16, retry_after: Option<u64>) -> String {
+    match (status, retry_after) {
+        (401 | 403, _) => "; give the server's key with --api-key or NPUHAL_API_KEY".to_owned(),
+        (429 | 503, Some(seconds)) => format!("; try again in {seconds} s"),
+        (429 | 503, None) => "; try again later".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// Why there is no answer, without numbers of the system.
+fn reason(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) => reason_of_io(error),
+        ureq::Error::HostNotFound => "there is no host of this name".to_owned(),
+        ureq::Error::Timeout(_) => "no answer in time".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn reason_of_io(error: &io::Error) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ureq::Error>());
+    if let Some(inner) = inner {
+        return reason(inner);
+    }
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "the connection was refused".to_owned(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted | io::ErrorKind::BrokenPipe => {
+            "the connection was closed".to_owned()
+        }
+        io::ErrorKind::UnexpectedEof => "the connection was closed in the middle".to_owned(),
+        io::ErrorKind::TimedOut => "no answer in time".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// A variable of the environment that is not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// An address without what may be a password.

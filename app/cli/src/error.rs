@@ -5,6 +5,7 @@ use npuhal_core::RunError;
 use npuhal_models::generate::GenerateError;
 use npuhal_models::package::PackageError;
 use npuhal_models::perplexity::PerplexityError;
+use npuhal_models::prompter::PromptError;
 use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
 use npuhal_models::store::StoreError;
@@ -98,6 +99,16 @@ pub(crate) enum CliError {
     /// The model is one that only an add-on runs, which is not here.
     #[error("{model}: {missing}")]
     PrivateRoute { model: String, missing: String },
+}
+
+impl From<PromptError> for CliError {
+    fn from(error: PromptError) -> Self {
+        match error {
+            PromptError::Package(error) => Self::Package(*error),
+            PromptError::Window(error) => Self::Window(error),
+            other => Self::Unusable(other.to_string()),
+        }
+    }
 }
 
 impl From<PackError> for CliError {

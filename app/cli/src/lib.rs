@@ -21,6 +21,7 @@ mod npu;
 mod packed;
 mod planner;
 mod session;
+mod sse;
 mod terminal;
 mod thoughts;
 mod window;
@@ -116,7 +117,7 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
     }
     let done = match command {
         Command::Run(args) => command::run::run(host, args),
-        Command::Chat(args) => command::chat::chat(host, &args.model, &args.generation),
+        Command::Chat(args) => command::chat::chat(host, &args),
         Command::Pull(args) => command::pull::pull(host, &args),
         Command::List(args) => command::list::list(host, &args),
         Command::Rm(args) => command::rm::rm(host, &args),

@@ -189,7 +189,7 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(host: &Host, args: &ModelArgs) -> Result<Prepared, CliError> {
     let registry = registry(host)?;
     let mut request = request(&registry, &args.session)?;
-    let model = open_model_for(host, &registry, &args.model, &mut request, args.verify)?;
+    let model = open_model_for(host, &registry, args.name(), &mut request, args.verify)?;
     settle(host, &registry, &model, &mut request)?;
     Ok(Prepared { model, registry, request })
 }
@@ -203,7 +203,7 @@ pub(crate) fn prepare_at(host: &Host, path: &Path, args: &SessionArgs) -> Result
     Ok(Prepared { model, registry, request })
 }
 
-/// Chooses where `args.model` runs, and says so in one line.
+/// Chooses where the model of `args` runs, and says so in one line.
 pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
     prepare(host, args)?.choose(host)
 }

@@ -3,28 +3,15 @@
 mod common;
 
 use common::Home;
-use npuhal_models::package::Family;
-use npuhal_tests::kit::package::SmallPackage;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::Stdio;
-
-const TOKENIZER: &[u8] = include_bytes!("../../../models/tests/data/text/tiny_tokenizer/tokenizer.json");
-
-/// A package of two layers in the home's models folder; its vocabulary is the tokenizer's, and some rows.
-fn package(home: &Home) -> PathBuf {
-    let models = home.path().join("npuhal/models");
-    fs::create_dir_all(&models).unwrap();
-    let small = SmallPackage { family: Family::Llama, layers: 2, vocab_size: 448, seed: 3 };
-    small.write(&models, "small-xdna1", &[("tokenizer.json", TOKENIZER)])
-}
 
 #[test]
 fn a_package_is_listed_inspected_and_run_on_the_cpu() {
     let home = Home::new();
-    let path = package(&home);
+    let path = home.package();
     let broken = path.parent().unwrap().join("broken");
     fs::create_dir(&broken).unwrap();
     fs::write(broken.join("metadata.json"), "{}").unwrap();
@@ -63,7 +50,7 @@ fn a_package_is_listed_inspected_and_run_on_the_cpu() {
 #[test]
 fn a_prompt_that_is_too_long_is_cut_or_refused() {
     let home = Home::new();
-    package(&home);
+    home.package();
     let long = "one two three four five six seven eight nine ten ".repeat(4);
     let said = home.run(&["run", "-m", "small-xdna1", "--device", "cpu", "-n", "8", &long]).with_code(0);
     assert!(
@@ -84,7 +71,7 @@ fn a_prompt_that_is_too_long_is_cut_or_refused() {
 #[test]
 fn an_error_in_the_middle_of_an_answer_starts_a_line() {
     let home = Home::new();
-    let path = package(&home);
+    let path = home.package();
     home.run(&["kit", "xdna1", "-m", path.to_str().unwrap()]).with_code(0);
     let run = |device: &str| {
         let arguments = ["run", "-m", "small-xdna1", "--device", device, "-n", "12", "--seed", "5", "--stats"];
@@ -138,7 +125,7 @@ fn a_kit_outlives_the_conversion_that_replaces_its_package() {
 #[test]
 fn a_pinned_npu_without_a_kit_is_an_error_with_its_reason() {
     let home = Home::new();
-    let path = package(&home);
+    let path = home.package();
     let said = home.run(&["run", "-m", "small-xdna1", "--device", "virtual:npu1", "hello"]).with_code(1);
     assert!(said.err.contains("route xdna1") && said.err.contains("no kit is there"), "{}", said.err);
     let said = home.run(&["run", "-m", "small-xdna1", "--npu-layers", "1", "--npu-percent", "5", "hello"]).with_code(2);

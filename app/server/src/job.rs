@@ -5,6 +5,7 @@ use npuhal_models::logprobs::TokenLogprob;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::stats::{FinishReason, GenerationStats};
 use npuhal_models::template::ChatInput;
+use npuhal_models::window::{PromptTruncation, Truncation};
 use serde::{Deserialize, Serialize};
 
 /// Number of a job, unique in its worker.
@@ -47,6 +48,8 @@ pub enum JobEvent {
     Started {
         /// Its tokens.
         prompt_tokens: usize,
+        /// What it lost to fit.
+        truncation: PromptLoss,
     },
     /// Some of the prompt is computed.
     Prefill {
@@ -79,6 +82,16 @@ pub enum JobEvent {
     Finished,
     /// The job ended early.
     Failed(JobFailure),
+}
+
+/// What a prompt lost to fit the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptLoss {
+    /// A conversation.
+    Chat(Truncation),
+    /// A text.
+    Text(PromptTruncation),
 }
 
 /// Why a job ended early. Texts for the client are in the variants; what is not for it goes to the log of the worker.

@@ -56,9 +56,17 @@ pub struct CompletionRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub max_tokens: Option<u64>,
+    /// The newer name of `max_tokens`; only one of them can be given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub max_completion_tokens: Option<u64>,
     /// Log probabilities: a boolean, or the number of alternatives from 0 to 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<TextLogprobsWish>,
+    /// Alternatives listed with each token; needs `logprobs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 0, maximum = 20)]
+    pub top_logprobs: Option<u32>,
     /// Only equal to `n`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_of: Option<u32>,
@@ -121,6 +129,10 @@ pub struct CommonRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = -2, maximum = 2)]
     pub frequency_penalty: Option<f64>,
+    /// Added to the logits of tokens, by their ids: -100 to 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f64>>)]
+    pub logit_bias: Option<Map<String, Value>>,
     /// Seed of the draws.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 9223372036854775807u64)]
@@ -134,6 +146,13 @@ pub struct Message {
     pub role: Role,
     /// What is said; may be `null` in a turn of the assistant.
     pub content: Option<Content>,
+    /// The thoughts of an earlier answer, for templates that look for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Who it is that speaks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_length = 64)]
+    pub name: Option<String>,
 }
 
 /// Who speaks.
@@ -184,6 +203,9 @@ pub struct StreamOptions {
     /// Send the counts in a chunk of their own before the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<bool>,
+    /// Taken and ignored: chunks are not padded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub include_obfuscation: Option<bool>,
 }
 
 /// What ends an answer.
@@ -400,6 +422,8 @@ pub struct Stats {
     pub prompt_tokens: usize,
     /// Those taken from the KV cache.
     pub cached_prompt_tokens: usize,
+    /// What the prompt lost to fit the context.
+    pub prompt_truncation: PromptTruncation,
     /// Tokens of the answer.
     pub generated_tokens: usize,
     /// Layers on an NPU.
@@ -426,6 +450,38 @@ pub struct Stats {
     pub decode_tokens_per_second: Option<f64>,
     /// How tokens were chosen.
     pub sampling: SamplingStats,
+}
+
+/// What a prompt lost to fit the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum PromptTruncation {
+    /// A conversation.
+    Chat(ChatTruncation),
+    /// A text.
+    Text(TextTruncation),
+}
+
+/// What a conversation lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChatTruncation {
+    /// Messages that are gone, a dropped system message included.
+    pub dropped_messages: usize,
+    /// The system message lost its end.
+    pub truncated_system: bool,
+    /// The system message is gone.
+    pub dropped_system: bool,
+    /// The newest message lost its beginning.
+    pub truncated_content: bool,
+    /// Only the end of the tokens is left.
+    pub token_fallback: bool,
+}
+
+/// What a text lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TextTruncation {
+    /// Its beginning is gone.
+    pub truncated_prompt: bool,
 }
 
 /// How tokens were chosen.

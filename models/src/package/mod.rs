@@ -30,7 +30,7 @@ pub use identity::Identity;
 pub use load::{OpenOptions, Package, Quantized};
 pub use metadata::{METADATA_FILE, Metadata, QuantizedEntry, RawEntry, TensorEntry};
 pub use plan::{LayerArray, layer_array};
-pub use scan::{Scan, Scanned, Skipped, scan};
+pub use scan::{Scan, Scanned, Skipped, look, scan};
 pub use shape::{CONTEXT_POSITIONS, Family, HEAD_DIM, PUBLISHED, Published, Shape};
 pub use write::quantize_row;
 

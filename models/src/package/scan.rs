@@ -92,7 +92,11 @@ pub fn scan(folder: &Path) -> Result<Scan, PackageError> {
     Ok(scan)
 }
 
-fn look(path: &Path) -> Result<Scanned, String> {
+/// Looks at one package. Nothing is verified.
+///
+/// # Errors
+/// Why it is unusable.
+pub fn look(path: &Path) -> Result<Scanned, String> {
     let text = read_bounded(&path.join(METADATA_FILE), MAX_METADATA_BYTES).map_err(|error| error.to_string())?;
     let value: Value =
         serde_json::from_slice(&text).map_err(|error| format!("{METADATA_FILE} is no readable JSON: {error}"))?;

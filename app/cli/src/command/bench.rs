@@ -2,6 +2,7 @@
 
 use crate::Host;
 use crate::args::BenchArgs;
+use crate::command::bench_http;
 use crate::command::calibrate::calibrate;
 use crate::command::parallel::parallel;
 use crate::command::run::peak_memory_bytes;
@@ -26,6 +27,13 @@ const READ_TIME: Duration = Duration::from_millis(100);
 
 pub(crate) fn bench(host: &Host, args: &BenchArgs) -> Result<(), CliError> {
     let started = Instant::now();
+    if let Some(url) = &args.http.url {
+        if !args.model.session.is_unset() || args.model.verify {
+            let message = "--url: the model runs on the server; how and where is said there, not here";
+            return Err(CliError::Usage(message.to_owned()));
+        }
+        return bench_http::bench(host, &args.http, url, args.model.model.as_deref());
+    }
     if args.calibrate {
         return calibrate(host, args);
     }

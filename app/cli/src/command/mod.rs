@@ -3,6 +3,7 @@
 pub(crate) mod addon;
 pub(crate) mod agree;
 pub(crate) mod bench;
+pub(crate) mod bench_http;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod convert;

@@ -7,11 +7,12 @@ use crate::error::CliError;
 use crate::session::prepare;
 use crate::terminal::say;
 use crate::thoughts::{self, Speaker};
-use crate::window::{Prompter, fitted_text};
+use crate::window::{fitted_chat, fitted_text, whole_chat};
 use npuhal_core::RunError;
 use npuhal_core::stage::PhaseTime;
 use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, MAX_CHOICES, TextGenerator};
 use npuhal_models::logprobs::{Alternative, MAX_TOP_LOGPROBS, TokenLogprob};
+use npuhal_models::prompter::Prompter;
 use npuhal_models::sequence::{Echo, GenerationRequest, Piece};
 use npuhal_models::stats::GenerationStats;
 use npuhal_models::template::ChatMessage;
@@ -31,7 +32,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         if args.raw {
             return Err(CliError::Usage("--raw continues a prompt; give one, or pipe it".to_owned()));
         }
-        return chat::chat(host, &args.model, &args.generation);
+        return chat::chat_here(host, &args.model, &args.generation);
     };
     host.heed_interrupts();
     let prepared = prepare(host, &args.model)?;
@@ -41,17 +42,17 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         let ids = raw_ids(&tokenizer, &prompt)?;
         let plan = prepared.choose_for(host, ids.len(), answer_tokens)?;
         let generator = TextGenerator::new(plan.open()?);
-        let ids = fitted_text(host, &args.generation, ids, generator.positions())?;
+        let ids = fitted_text(host, &args.generation, &ids, generator.positions())?;
         (generator, ids)
     } else {
         let mut messages = Vec::new();
         messages.extend(args.generation.system.as_deref().map(|system| ChatMessage::new("system", system)));
         messages.push(ChatMessage::new("user", &prompt));
         let prompter = Prompter::new(&prepared.model, &tokenizer)?;
-        let whole = prompter.whole(&args.generation, &messages)?.len();
+        let whole = whole_chat(&prompter, &args.generation, &messages)?.len();
         let plan = prepared.choose_for(host, whole, answer_tokens)?;
         let generator = TextGenerator::new(plan.open()?);
-        let ids = prompter.fitted(host, &args.generation, &messages, generator.positions())?;
+        let ids = fitted_chat(host, &prompter, &args.generation, &messages, generator.positions())?;
         (generator, ids)
     };
     let mut request = args.generation.request(ids, generator.positions())?;

@@ -6,8 +6,11 @@ use crate::error::CliError;
 use crate::session::{locate, prepare_at};
 use crate::terminal::complain;
 use npuhal_core::stage::{Placement, Session};
+use npuhal_models::package::{Scanned, is_package, look, scan};
+use npuhal_models::prompter::Prompter;
+use npuhal_models::source::Format;
 use npuhal_models::store::{Presence, StoredKind};
-use npuhal_models::template::ChatTemplate;
+use npuhal_models::window::Overflow;
 use npuhal_models::{Catalogue, Store};
 use npuhal_server::job::{Load, Resident};
 use npuhal_server::worker::{self, Loaded, Loader};
@@ -29,6 +32,7 @@ struct WorkerSettings {
     session: SessionArgs,
     models_dir: Option<PathBuf>,
     addons: Vec<PathBuf>,
+    context_overflow: Option<Overflow>,
 }
 
 pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
@@ -47,6 +51,7 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
         session: args.session.clone(),
         models_dir: host.global.models_dir.clone(),
         addons: host.global.addon.clone(),
+        context_overflow: args.context_overflow,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let seconds = Duration::from_secs;
@@ -74,7 +79,7 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
         body_limit: seconds(30),
         drain_limit: seconds(args.graceful_shutdown_timeout),
         max_connections: 1024,
-        heartbeat: seconds(10),
+        heartbeat: Duration::from_millis(args.heartbeat_ms),
     };
     let (stop, stopped) = npuhal_server::stop_signal();
     let again = AtomicBool::new(false);
@@ -181,7 +186,10 @@ impl WorkerLoader {
         self.host.global.addon.clone_from(&self.settings.addons);
         let plan = prepare_at(&self.host, model, &session)?.choose_any(&self.host)?;
         let tokenizer = plan.tokenizer(&self.host)?;
-        let template = ChatTemplate::from_vocabulary(plan.model.vocabulary());
+        let prompter = Prompter::new(&plan.model, &tokenizer);
+        let is_narrow = plan.model.format() == Format::Xdna1Package;
+        let usual = if is_narrow { Overflow::Truncate } else { Overflow::Error };
+        let overflow = self.settings.context_overflow.unwrap_or(usual);
         let session = plan.open()?;
         let placement = match &session {
             Session::Stepper(stepper) => stepper.placement(),
@@ -204,7 +212,7 @@ impl WorkerLoader {
             cpu_layers,
             parallel,
         };
-        Ok(Loaded { session, tokenizer, template, resident })
+        Ok(Loaded { session, tokenizer, prompter, overflow, resident })
     }
 }
 
@@ -238,8 +246,11 @@ fn models(host: &Host, named: &[OsString]) -> Result<Vec<ModelEntry>, CliError> 
                 _ => false,
             };
             if is_whole {
-                add(entry(&file.name, &file.path))?;
+                add(entry(&file.name, None, &file.path))?;
             }
+        }
+        for package in scan(store.folder())?.packages {
+            add(of_package(&package))?;
         }
     }
     if entries.is_empty() {
@@ -253,19 +264,31 @@ fn models(host: &Host, named: &[OsString]) -> Result<Vec<ModelEntry>, CliError> 
 
 fn named_model(host: &Host, name: &OsStr) -> Result<ModelEntry, CliError> {
     let path = locate(host, name)?;
+    if is_package(&path)
+        && let Ok(package) = look(&path)
+    {
+        return Ok(of_package(&package));
+    }
     let catalogued = name.to_str().and_then(|name| Catalogue::builtin().find(name)).map(|entry| entry.name.clone());
-    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    Ok(entry(&catalogued.unwrap_or(stem), &path))
+    // Names of directories have no endings, only dots.
+    let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    let stem = stem.unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    Ok(entry(&catalogued.unwrap_or(stem), None, &path))
+}
+
+fn of_package(package: &Scanned) -> ModelEntry {
+    entry(&package.model_id, Some(&package.display_name), &package.path)
 }
 
 /// Ids are what clients write: without the ending of a file.
-fn entry(name: &str, path: &Path) -> ModelEntry {
+fn entry(name: &str, display_name: Option<&str>, path: &Path) -> ModelEntry {
     let id = name.strip_suffix(".gguf").unwrap_or(name).to_owned();
-    let known = Catalogue::builtin().find(&id).map(|entry| entry.display_name.clone());
+    let known = || Catalogue::builtin().find(&id).map(|entry| entry.display_name.clone());
+    let display_name = display_name.map(str::to_owned).or_else(known);
     let modified = path.metadata().and_then(|metadata| metadata.modified()).ok();
     let created = modified.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
     ModelEntry {
-        display_name: known.unwrap_or_else(|| id.clone()),
+        display_name: display_name.unwrap_or_else(|| id.clone()),
         path: path.to_string_lossy().into_owned(),
         created: created.map_or(0, |time| time.as_secs()),
         id,

@@ -3,14 +3,20 @@
 #![allow(clippy::print_stdout, reason = "a test that is left out says so")]
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod server;
+
 use npuhal_models::WeightType;
+use npuhal_models::package::Family;
 use npuhal_tests::kit::gguf::{GgufFile, Value};
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
+use npuhal_tests::kit::package::SmallPackage;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
+
+const TOKENIZER: &[u8] = include_bytes!("../../../../models/tests/data/text/tiny_tokenizer/tokenizer.json");
 
 /// A home of a user who has nothing yet.
 pub(crate) struct Home(TempDir);
@@ -43,6 +49,20 @@ impl Home {
     /// A small llama as SmolLM2 is: tied head, grouped queries.
     pub(crate) fn model(&self) -> PathBuf {
         self.write(&ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build(), "model.gguf")
+    }
+
+    /// An xdna1 package of two layers in its models folder; its vocabulary is the small tokenizer's, and some rows.
+    pub(crate) fn package(&self) -> PathBuf {
+        let models = self.path().join("npuhal/models");
+        fs::create_dir_all(&models).unwrap();
+        let small = SmallPackage { family: Family::Llama, layers: 2, vocab_size: 448, seed: 3 };
+        small.write(&models, "small-xdna1", &[("tokenizer.json", TOKENIZER)])
+    }
+
+    /// A model that takes a while to compute a prompt.
+    pub(crate) fn slow_model(&self) -> PathBuf {
+        let small = ModelSpec::small(Architecture::Llama, Weights::LikeQ4KM);
+        self.write(&ModelSpec { context_length: 4096, ..small }.build(), "slow.gguf")
     }
 
     /// The same file with another architecture stated.

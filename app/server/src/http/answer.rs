@@ -2,10 +2,11 @@
 
 use super::error::ApiError;
 use super::request::{Ask, Surface};
-use crate::job::{JobFailure, Resident};
+use crate::job::{JobFailure, PromptLoss, Resident};
 use crate::wire::{
-    AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, ChunkChoice, Completion, Delta,
-    PromptTokensDetails, SamplingStats, Stats, TextChoice, TextLogprobs, TokenEntry, TopEntry, Usage,
+    AssistantMessage, ChatChoice, ChatChunk, ChatCompletion, ChatLogprobs, ChatTruncation, ChunkChoice, Completion,
+    Delta, PromptTokensDetails, PromptTruncation, SamplingStats, Stats, TextChoice, TextLogprobs, TextTruncation,
+    TokenEntry, TopEntry, Usage,
 };
 use npuhal_models::logprobs::{Alternative, TokenLogprob};
 use npuhal_models::stats::{FinishReason, GenerationStats};
@@ -237,12 +238,27 @@ pub(crate) fn with_counts(usage: Usage, stats: &GenerationStats) -> Usage {
     }
 }
 
+/// What the prompt lost, as it is told.
+fn truncation_of(loss: PromptLoss) -> PromptTruncation {
+    match loss {
+        PromptLoss::Chat(lost) => PromptTruncation::Chat(ChatTruncation {
+            dropped_messages: lost.dropped_messages,
+            truncated_system: lost.truncated_system,
+            dropped_system: lost.dropped_system,
+            truncated_content: lost.truncated_content,
+            token_fallback: lost.token_fallback,
+        }),
+        PromptLoss::Text(lost) => PromptTruncation::Text(TextTruncation { truncated_prompt: lost.truncated_prompt }),
+    }
+}
+
 /// The figures of one choice.
-pub(crate) fn stats_of(stats: &GenerationStats, resident: &Resident) -> Stats {
+pub(crate) fn stats_of(stats: &GenerationStats, resident: &Resident, loss: PromptLoss) -> Stats {
     let sampling = &stats.sampling;
     Stats {
         prompt_tokens: stats.prompt_tokens,
         cached_prompt_tokens: stats.cached_prompt_tokens,
+        prompt_truncation: truncation_of(loss),
         generated_tokens: stats.generated_tokens,
         npu_layers: resident.npu_layers,
         cpu_layers: resident.cpu_layers,

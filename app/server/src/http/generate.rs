@@ -6,7 +6,7 @@ use super::request::{self, Ask, Surface};
 use super::{RequestId, Shared, json, read};
 use crate::admission::Ticket;
 use crate::fleet::{FleetError, Lease};
-use crate::job::{JobEvent, JobFailure, Resident};
+use crate::job::{JobEvent, JobFailure, PromptLoss, Resident};
 use crate::metrics::{ModelLabels, OutcomeLabels};
 use crate::wire::{ChatCompletion, ChatRequest, Completion, CompletionRequest, Stats, Usage};
 use crate::worker::link::JobEvents;
@@ -15,6 +15,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use futures_util::stream;
 use npuhal_models::stats::GenerationStats;
+use npuhal_models::window::{PromptTruncation, Truncation};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -136,6 +137,7 @@ struct Generation {
     deadline: Instant,
     usage: Usage,
     stats: Option<Stats>,
+    truncation: PromptLoss,
     saw_piece: bool,
     is_counted: bool,
     // Held as long as the job runs.
@@ -181,6 +183,11 @@ impl Generation {
         let name = service.fleet.models()[model].id.clone();
         let frame = Frame::new(&ask, id, created, &name);
         let resident = lease.resident().clone();
+        // Told anew when the worker accepts the prompt.
+        let truncation = match ask.surface {
+            Surface::Chat => PromptLoss::Chat(Truncation::default()),
+            Surface::Text => PromptLoss::Text(PromptTruncation::default()),
+        };
         let mut generation = Self {
             service: Shared::clone(service),
             events,
@@ -192,6 +199,7 @@ impl Generation {
             deadline,
             usage: Usage::default(),
             stats: None,
+            truncation,
             saw_piece: false,
             is_counted: false,
             _lease: lease,
@@ -216,6 +224,10 @@ impl Generation {
             Some(JobEvent::Failed(failure)) => {
                 self.count_failure(&failure);
                 Err(failure)
+            }
+            Some(JobEvent::Started { truncation, .. }) => {
+                self.truncation = truncation;
+                Ok(event)
             }
             Some(JobEvent::Piece { .. }) => {
                 if !std::mem::replace(&mut self.saw_piece, true) {
@@ -248,7 +260,7 @@ impl Generation {
 
     fn count_choice(&mut self, stats: &GenerationStats) {
         self.usage = with_counts(self.usage, stats);
-        self.stats = Some(stats_of(stats, &self.resident));
+        self.stats = Some(stats_of(stats, &self.resident, self.truncation));
         let (metrics, labels) = (self.metrics(), self.labels());
         let count = |number: usize| number as u64;
         metrics.prompt_tokens.get_or_create(&labels).inc_by(count(stats.prompt_tokens));
@@ -329,6 +341,8 @@ impl Generation {
     async fn send(mut self, sender: mpsc::UnboundedSender<Bytes>) {
         // Characters of its tokens that were told, for each choice that was opened.
         let mut told_chars: HashMap<u32, usize> = HashMap::new();
+        // News of the worker that tell the client nothing do not end its silence.
+        let mut last_sent = Instant::now();
         let is_gone = |sent: Result<(), mpsc::error::SendError<Bytes>>| sent.is_err();
         loop {
             let heartbeat = self.service.heartbeat;
@@ -339,7 +353,8 @@ impl Generation {
                     return;
                 }
                 next = self.next() => next,
-                () = tokio::time::sleep(heartbeat) => {
+                () = tokio::time::sleep_until((last_sent + heartbeat).into()) => {
+                    last_sent = Instant::now();
                     // A comment; it tells proxies and clients that the prompt is still being computed.
                     if is_gone(sender.send(Bytes::from_static(b": working\n\n"))) {
                         return;
@@ -381,6 +396,7 @@ impl Generation {
                 }
             };
             for chunk in chunks.into_iter().flatten() {
+                last_sent = Instant::now();
                 if is_gone(sender.send(event(&chunk))) {
                     self.count_outcome("disconnected");
                     return;

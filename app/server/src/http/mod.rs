@@ -110,7 +110,7 @@ async fn around(State(service): State<Shared>, mut request: Request, next: Next)
     let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = match method {
-        Method::OPTIONS => preflight(),
+        Method::OPTIONS => preflight(request.headers()),
         _ => next.run(request).await,
     };
     let endpoint = endpoint(&path);
@@ -159,28 +159,29 @@ fn allow_origin(headers: &mut HeaderMap, origin: Option<&HeaderValue>, allowed: 
         && allowed.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes())
     {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-        allow_methods(headers);
     }
 }
 
-fn allow_methods(headers: &mut HeaderMap) {
-    headers.insert(
-        header::ACCESS_CONTROL_ALLOW_HEADERS,
-        HeaderValue::from_static(
-            "Authorization, Content-Type, X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, \
-             X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, \
-             X-Stainless-Timeout",
-        ),
-    );
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
-}
-
-fn preflight() -> Response<Body> {
+/// The answer to a browser that asks what it may send. It counts for the origins that are allowed, by the header they get besides;
+/// those may send any headers: the ones of SDKs are many, and none but the key means anything here.
+fn preflight(request: &HeaderMap) -> Response<Body> {
+    let usual = HeaderValue::from_static("Authorization, Content-Type");
+    let asked = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).filter(|asked| is_header_list(asked)).cloned();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
-    allow_methods(response.headers_mut());
-    response.headers_mut().insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(usual));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    headers.append(header::VARY, HeaderValue::from_static("Access-Control-Request-Headers"));
     response
+}
+
+/// Names of headers, separated by commas.
+fn is_header_list(value: &HeaderValue) -> bool {
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    value.len() <= 2048 && value.to_str().is_ok_and(|list| list.split(',').all(|name| is_name(name.trim())))
 }
 
 /// A JSON answer.
@@ -224,6 +225,21 @@ mod tests {
         assert_eq!(normal("/v1/models"), None);
         assert_eq!(normal("/"), None);
         assert_eq!(normal("//"), Some("/".to_owned()));
+    }
+
+    #[test]
+    fn only_lists_of_names_are_echoed_to_browsers() {
+        let echoed = |text: &str| {
+            let mut request = HeaderMap::new();
+            request.insert(header::ACCESS_CONTROL_REQUEST_HEADERS, HeaderValue::from_str(text).unwrap());
+            preflight(&request).headers()[header::ACCESS_CONTROL_ALLOW_HEADERS].to_str().unwrap().to_owned()
+        };
+        for list in ["authorization", "authorization,x-stainless-helper-method", "a, b-c ,d_e"] {
+            assert_eq!(echoed(list), list);
+        }
+        for other in ["", "a,,b", "a b", "a;b", "<x>", &"a,".repeat(2000)] {
+            assert_eq!(echoed(other), "Authorization, Content-Type");
+        }
     }
 
     #[test]

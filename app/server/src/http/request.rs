@@ -15,6 +15,7 @@ const MAX_TOP_LOGPROBS: u64 = 20;
 const MAX_TEXT_LOGPROBS: u64 = 5;
 const DEFAULT_TEXT_TOKENS: u32 = 16;
 const MAX_MESSAGES: usize = 4096;
+const MAX_NAME_CHARS: usize = 64;
 
 type Body = Map<String, Value>;
 
@@ -140,11 +141,12 @@ fn stream_options(body: &Body, stream: bool) -> Result<bool, ApiError> {
         let shown: String = unknown.chars().take(60).collect();
         return Err(ApiError::invalid(field, format!("unsupported stream_options field '{shown}'")));
     }
-    match given(options, "include_usage") {
-        None => Ok(false),
-        Some(Value::Bool(value)) => Ok(*value),
-        Some(_) => Err(ApiError::invalid(field, "stream_options.include_usage must be a boolean")),
+    for key in known {
+        if given(options, key).is_some_and(|value| !value.is_boolean()) {
+            return Err(ApiError::invalid(field, format!("stream_options.{key} must be a boolean")));
+        }
     }
+    Ok(given(options, "include_usage").and_then(Value::as_bool).unwrap_or(false))
 }
 
 fn logprobs(body: &Body, surface: Surface) -> Result<Option<u32>, ApiError> {
@@ -267,14 +269,16 @@ fn message(index: usize, value: &Value, max_chars: usize) -> Result<ChatMessage,
     let text = content(&field, role, fields.get("content"))?;
     text_limit(&format!("{field}.content"), "message content", &text, max_chars)?;
     let mut message = ChatMessage::new(role, text);
-    // Templates look for the thoughts of earlier turns under this name.
-    if let Some(Value::String(reasoning)) = fields.get("reasoning_content") {
-        text_limit(&format!("{field}.reasoning_content"), "reasoning_content", reasoning, max_chars)?;
-        message.extra.insert("reasoning_content".to_owned(), reasoning.clone().into());
-    }
-    if let Some(Value::String(name)) = fields.get("name") {
-        text_limit(&format!("{field}.name"), "name", name, 64)?;
-        message.extra.insert("name".to_owned(), name.clone().into());
+    // Templates look for the thoughts of earlier turns, and for names, under these.
+    for (key, limit) in [("reasoning_content", max_chars), ("name", MAX_NAME_CHARS)] {
+        match fields.get(key) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => {
+                text_limit(&format!("{field}.{key}"), key, text, limit)?;
+                message.extra.insert(key.to_owned(), text.clone().into());
+            }
+            Some(_) => return Err(ApiError::invalid(format!("{field}.{key}"), format!("{key} must be a string"))),
+        }
     }
     Ok(message)
 }

@@ -11,8 +11,9 @@ mod self_test;
 
 use crate::job::{Load, Order, Report, Resident};
 use npuhal_core::stage::{Control, Session};
-use npuhal_models::template::ChatTemplate;
-use npuhal_models::{TextError, Tokenizer};
+use npuhal_models::Tokenizer;
+use npuhal_models::prompter::{PromptError, Prompter};
+use npuhal_models::window::Overflow;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -46,8 +47,10 @@ pub struct Loaded {
     pub session: Session,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Its template, or why there is none that can be used.
-    pub template: Result<ChatTemplate, TextError>,
+    /// How conversations become prompts, or why they do not.
+    pub prompter: Result<Prompter, PromptError>,
+    /// What becomes of a prompt that the context cannot hold.
+    pub overflow: Overflow,
     /// What it is, for the answers of the server.
     pub resident: Resident,
 }

@@ -3,16 +3,17 @@
 //! Each choice of a job is a request of its own, so that several run side by side where the device holds several sequences.
 
 use super::{Accepted, Loaded, Queue, Reports, Running};
-use crate::job::{Job, JobEvent, JobFailure, JobId, JobInput, Report};
+use crate::job::{Job, JobEvent, JobFailure, JobId, JobInput, PromptLoss, Report};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Control, Session, TokenId};
 use npuhal_models::batch::{Batch, BatchEvent, RequestId};
 use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, TextGenerator};
+use npuhal_models::prompter::{PromptError, Prompter, fitted_text};
 use npuhal_models::sequence::{GenerationRequest, Piece, RequestError};
 use npuhal_models::stop::StopStrings;
-use npuhal_models::template::{ChatTemplate, encode_chat};
 use npuhal_models::thinking::{Thinking, opens_thoughts};
-use npuhal_models::{ControlTokens, Specials, TextError, Tokenizer};
+use npuhal_models::window::{Overflow, PromptTruncation, Truncation};
+use npuhal_models::{ControlTokens, Specials, Tokenizer};
 use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -22,8 +23,8 @@ const TAIL_IDS: usize = 16;
 
 /// Runs jobs until the parent has gone.
 pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
-    let Loaded { session, tokenizer, template, .. } = loaded;
-    let desk = Desk { tokenizer: &tokenizer, template: &template, running, reports };
+    let Loaded { session, tokenizer, prompter, overflow, .. } = loaded;
+    let desk = Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports };
     match session {
         Session::Stepper(stepper) => desk.run_batch(Batch::new(stepper, &tokenizer), queue),
         generator => desk.run_generator(TextGenerator::new(generator), queue),
@@ -33,7 +34,8 @@ pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Re
 /// What turns jobs into requests, and the way of their events to the parent.
 struct Desk<'a> {
     tokenizer: &'a Tokenizer,
-    template: &'a Result<ChatTemplate, TextError>,
+    prompter: &'a Result<Prompter, PromptError>,
+    overflow: Overflow,
     running: &'a Running,
     reports: &'a Reports,
 }
@@ -93,7 +95,7 @@ impl Desk<'_> {
         open: &mut HashMap<JobId, Open>,
     ) -> io::Result<()> {
         let Accepted { id, job, control } = accepted;
-        let request = match self.request(&job, batch.positions()) {
+        let (request, truncation) = match self.request(&job, batch.positions()) {
             Ok(request) => request,
             Err(failure) => return self.end(id, JobEvent::Failed(failure)),
         };
@@ -113,7 +115,7 @@ impl Desk<'_> {
             }
         }
         open.insert(id, Open { control, choices: job.choices });
-        self.send(id, JobEvent::Started { prompt_tokens })
+        self.send(id, JobEvent::Started { prompt_tokens, truncation })
     }
 
     fn tell(
@@ -164,11 +166,11 @@ impl Desk<'_> {
 
     fn answer(&self, generator: &mut TextGenerator, id: JobId, job: &Job, control: &Control) -> io::Result<JobEvent> {
         let positions = generator.positions();
-        let request = match self.request(job, positions) {
+        let (request, truncation) = match self.request(job, positions) {
             Ok(request) => request,
             Err(failure) => return Ok(JobEvent::Failed(failure)),
         };
-        self.send(id, JobEvent::Started { prompt_tokens: request.prompt.len() })?;
+        self.send(id, JobEvent::Started { prompt_tokens: request.prompt.len(), truncation })?;
         let mut choices = Choices { desk: self, id, sent: Ok(()) };
         let done = generator.generate_choices(&request, job.choices as usize, self.tokenizer, &mut choices, control);
         choices.sent?;
@@ -178,43 +180,60 @@ impl Desk<'_> {
         })
     }
 
-    fn request(&self, job: &Job, positions: usize) -> Result<GenerationRequest, JobFailure> {
-        let prompt = self.prompt_ids(&job.input)?;
-        if prompt.len() >= positions {
-            return Err(JobFailure::ContextLengthExceeded { prompt_tokens: prompt.len(), context: positions });
-        }
+    fn request(&self, job: &Job, positions: usize) -> Result<(GenerationRequest, PromptLoss), JobFailure> {
+        let (prompt, truncation) = self.prompt(job, positions)?;
         let max_tokens = job.max_tokens.map_or(positions, |tokens| tokens as usize).min(positions);
         let mut sampling = job.sampling.clone();
         if sampling.draws() {
             // One for all choices, so that each has its own.
             sampling.seed.get_or_insert_with(npuhal_models::sampling::random_seed);
         }
-        Ok(GenerationRequest {
+        let request = GenerationRequest {
             sampling,
             stop: StopStrings::new(job.stop.iter().cloned()).map_err(|error| invalid(&error))?,
             logprobs: job.logprobs.map(|top| top as usize),
             thinking: self.thinking(&job.input, &prompt),
             ..GenerationRequest::greedy(prompt, max_tokens)
-        })
+        };
+        Ok((request, truncation))
     }
 
-    fn prompt_ids(&self, input: &JobInput) -> Result<Vec<TokenId>, JobFailure> {
-        let tokenizer = self.tokenizer;
-        let ids = match input {
+    /// The ids of the prompt: cut to the context where that is wanted, else refused where there is no room for a token.
+    fn prompt(&self, job: &Job, positions: usize) -> Result<(Vec<TokenId>, PromptLoss), JobFailure> {
+        let max_tokens = job.max_tokens.map(|tokens| tokens as usize);
+        let cuts = self.overflow == Overflow::Truncate;
+        let (ids, truncation) = match &job.input {
             JobInput::Chat(input) => {
-                let template = self.template.as_ref().map_err(invalid)?;
-                encode_chat(tokenizer, template, input).map_err(|error| invalid(&error))?
+                let prompter = self.prompter.as_ref().map_err(invalid)?;
+                if cuts {
+                    let fitted = prompter.fitted(input, max_tokens, positions, self.overflow);
+                    let fitted = fitted.map_err(|error| invalid(&error))?;
+                    (fitted.ids, PromptLoss::Chat(fitted.truncation))
+                } else {
+                    let ids = prompter.whole(input).map_err(|error| invalid(&error))?;
+                    (ids, PromptLoss::Chat(Truncation::default()))
+                }
             }
             JobInput::Text(text) => {
+                let tokenizer = self.tokenizer;
                 let mut ids: Vec<TokenId> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
                 tokenizer.encode_into(text, Specials::Plain, &mut ids).map_err(|error| invalid(&error))?;
-                ids
+                if cuts {
+                    let fitted = fitted_text(&ids, max_tokens, positions, self.overflow);
+                    let fitted = fitted.map_err(|error| invalid(&error))?;
+                    (fitted.ids, PromptLoss::Text(fitted.truncation))
+                } else {
+                    (ids, PromptLoss::Text(PromptTruncation::default()))
+                }
             }
         };
-        if ids.is_empty() {
-            return Err(JobFailure::Invalid { message: "the prompt has no tokens".to_owned() });
+        match ids.len() {
+            0 => Err(JobFailure::Invalid { message: "the prompt has no tokens".to_owned() }),
+            found if found >= positions => {
+                Err(JobFailure::ContextLengthExceeded { prompt_tokens: found, context: positions })
+            }
+            _ => Ok((ids, truncation)),
         }
-        Ok(ids)
     }
 
     /// A plain text is given out as it is; in a chat thoughts are told apart.

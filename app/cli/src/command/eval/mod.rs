@@ -11,7 +11,7 @@ pub(crate) use args::EvalArgs;
 
 use crate::Host;
 use crate::args::ModelArgs;
-use crate::client::{ApiError, Client};
+use crate::client::{ApiError, Client, variable};
 use crate::command::run::raw_ids;
 use crate::error::CliError;
 use crate::session::prepare;
@@ -52,7 +52,7 @@ pub(crate) fn eval(host: &Host, args: &EvalArgs) -> Result<(), CliError> {
             let client = Client::new(&url, key, PATIENCE)?;
             let model = match args.models.first() {
                 Some(model) => model.to_string_lossy().into_owned(),
-                None => first_model(&client)?,
+                None => client.first_model()?,
             };
             let outcomes = ask(host, &client, &model, items)?;
             (client.base().to_owned(), model, outcomes)
@@ -60,10 +60,6 @@ pub(crate) fn eval(host: &Host, args: &EvalArgs) -> Result<(), CliError> {
         None => local(host, args, items)?,
     };
     conclude(args, &source, &model, &outcomes)
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn check_limits(args: &EvalArgs) -> Result<(), CliError> {
@@ -124,7 +120,7 @@ fn write_beside(path: &Path, text: &str) -> io::Result<()> {
 fn local(host: &Host, args: &EvalArgs, items: Vec<Item>) -> Result<(String, String, Vec<Outcome>), CliError> {
     let model = args.models.first().cloned().unwrap_or_else(|| DEFAULT_MODEL.into());
     let name = model.to_string_lossy().into_owned();
-    let prepared = prepare(host, &ModelArgs { model, session: args.session.clone(), verify: false })?;
+    let prepared = prepare(host, &ModelArgs { model: Some(model), session: args.session.clone(), verify: false })?;
     let tokenizer = prepared.tokenizer(host)?;
     let prompts: Vec<Vec<u32>> =
         items.iter().map(|item| raw_ids(&tokenizer, &item.prompt)).collect::<Result<_, CliError>>()?;
@@ -157,12 +153,6 @@ fn local(host: &Host, args: &EvalArgs, items: Vec<Item>) -> Result<(String, Stri
         ));
     }
     Ok((source, name, outcomes))
-}
-
-fn first_model(client: &Client) -> Result<String, CliError> {
-    let models = client.models()?;
-    let none = || client.bad_answer("/v1/models", "the server has no models").into();
-    models.into_iter().next().ok_or_else(none)
 }
 
 /// The answers of a server.

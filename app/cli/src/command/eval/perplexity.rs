@@ -87,7 +87,7 @@ fn of_model(host: &Host, args: &EvalArgs, model: &OsStr, text: &str) -> Result<V
             context: Some(args.session.context.unwrap_or(0).max(args.window)),
             ..args.session.clone()
         };
-        let prepared = prepare(host, &ModelArgs { model: (*model).to_owned(), session, verify: false })?;
+        let prepared = prepare(host, &ModelArgs { model: Some((*model).to_owned()), session, verify: false })?;
         let tokenizer = prepared.tokenizer(host)?;
         let plan = prepared.choose_for(host, args.window as usize, 0)?;
         let mut ids = tokenizer.encode(text, Specials::Plain)?;

@@ -2,7 +2,7 @@
 
 use super::dataset::{Item, built_in};
 use super::report::Totals;
-use super::{EvalArgs, PATIENCE, ask, conclude, first_model};
+use super::{EvalArgs, PATIENCE, ask, conclude};
 use crate::Host;
 use crate::client::Client;
 use crate::error::CliError;
@@ -24,7 +24,7 @@ pub(super) fn run(host: &Host, args: &EvalArgs) -> Result<(), CliError> {
     let known = items.clone();
     let server = std::thread::spawn(move || serve(&listener, requests, &known));
     let client = Client::new(&format!("http://{address}"), Some(KEY.to_owned()), PATIENCE)?;
-    let model = first_model(&client)?;
+    let model = client.first_model()?;
     let outcomes = ask(host, &client, &model, items)?;
     // It ends with the last request it waits for.
     let _ = server.join();
