@@ -3,6 +3,8 @@
 #![allow(clippy::print_stdout, reason = "a test that is left out says so")]
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod server;
+
 use npuhal_models::WeightType;
 use npuhal_tests::kit::gguf::{GgufFile, Value};
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
@@ -45,6 +47,21 @@ impl Home {
         self.write(&ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build(), "model.gguf")
     }
 
+    /// A model that takes some milliseconds a token where it is computed in the exact arithmetic: what happens in the middle of
+    /// an answer can be seen with it.
+    pub(crate) fn slow_model(&self) -> PathBuf {
+        let spec = ModelSpec {
+            hidden: 512,
+            layers: 4,
+            heads: 8,
+            head_dim: 64,
+            intermediate: 1536,
+            context_length: 1024,
+            ..ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::Q8_0))
+        };
+        self.write(&spec.build(), "slow.gguf")
+    }
+
     /// The same file with another architecture stated.
     pub(crate) fn model_of(&self, architecture: &str) -> PathBuf {
         let mut file = ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build();
@@ -52,7 +69,7 @@ impl Home {
         self.write(&file, "other.gguf")
     }
 
-    fn write(&self, file: &GgufFile, name: &str) -> PathBuf {
+    pub(crate) fn write(&self, file: &GgufFile, name: &str) -> PathBuf {
         let path = self.path().join(name);
         file.write(&path).unwrap();
         path

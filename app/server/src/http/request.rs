@@ -244,6 +244,11 @@ fn chat_input(body: &Body, max_chars: usize) -> Result<ChatInput, ApiError> {
             let message = "chat_template_kwargs must be an object";
             return Err(ApiError::invalid("chat_template_kwargs", message));
         };
+        let bytes = serde_json::to_string(kwargs).map_or(usize::MAX, |text| text.len());
+        if bytes > max_chars {
+            let message = format!("chat_template_kwargs exceeds {max_chars} bytes");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
         input.kwargs = kwargs.clone();
     }
     Ok(input)

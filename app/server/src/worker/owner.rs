@@ -13,6 +13,7 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::template::{ChatTemplate, encode_chat};
 use npuhal_models::thinking::{Thinking, opens_thoughts};
 use npuhal_models::{ControlTokens, Specials, TextError, Tokenizer};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -23,7 +24,7 @@ const TAIL_IDS: usize = 16;
 /// Runs jobs until the parent has gone.
 pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
     let Loaded { session, tokenizer, template, .. } = loaded;
-    let desk = Desk { tokenizer: &tokenizer, template: &template, running, reports };
+    let desk = Desk { tokenizer: &tokenizer, template: &template, running, reports, context_lost: Cell::new(false) };
     match session {
         Session::Stepper(stepper) => desk.run_batch(Batch::new(stepper, &tokenizer), queue),
         generator => desk.run_generator(TextGenerator::new(generator), queue),
@@ -36,6 +37,8 @@ struct Desk<'a> {
     template: &'a Result<ChatTemplate, TextError>,
     running: &'a Running,
     reports: &'a Reports,
+    /// Whether a job has cost the device its context, and no later one has run.
+    context_lost: Cell<bool>,
 }
 
 /// A job of which some choices are not complete.
@@ -52,6 +55,21 @@ impl Desk<'_> {
     fn end(&self, id: JobId, event: JobEvent) -> io::Result<()> {
         self.running.remove(id);
         self.send(id, event)
+    }
+
+    /// The device has computed something for the job: it has a context.
+    fn device_answers(&self, id: JobId) -> io::Result<()> {
+        if self.context_lost.replace(false) { self.send(id, JobEvent::ContextRebuilt) } else { Ok(()) }
+    }
+
+    /// What the parent is told of `error`.
+    fn failure(&self, error: GenerateError, context: usize) -> JobFailure {
+        if let GenerateError::Run(error) = &error
+            && error.loses_context()
+        {
+            self.context_lost.set(true);
+        }
+        failure(error, context)
     }
 
     fn run_batch(&self, mut batch: Batch<'_>, queue: &Queue) -> io::Result<()> {
@@ -125,8 +143,14 @@ impl Desk<'_> {
         open: &mut HashMap<JobId, Open>,
     ) -> io::Result<()> {
         match event {
-            BatchEvent::Prefill { done, total } => self.send(id, JobEvent::Prefill { done, total }),
-            BatchEvent::Piece(piece) => self.send(id, piece_event(choice, piece)),
+            BatchEvent::Prefill { done, total } => {
+                self.device_answers(id)?;
+                self.send(id, JobEvent::Prefill { done, total })
+            }
+            BatchEvent::Piece(piece) => {
+                self.device_answers(id)?;
+                self.send(id, piece_event(choice, piece))
+            }
             BatchEvent::Ended(generation) => {
                 self.send(id, ended_event(choice, *generation))?;
                 match open.get_mut(&id) {
@@ -145,7 +169,7 @@ impl Desk<'_> {
                 if let Some(job) = open.remove(&id) {
                     job.control.cancel();
                 }
-                self.end(id, JobEvent::Failed(failure(error, positions)))
+                self.end(id, JobEvent::Failed(self.failure(error, positions)))
             }
             _ => Ok(()),
         }
@@ -174,7 +198,7 @@ impl Desk<'_> {
         choices.sent?;
         Ok(match done {
             Ok(_) => JobEvent::Finished,
-            Err(error) => JobEvent::Failed(failure(error, positions)),
+            Err(error) => JobEvent::Failed(self.failure(error, positions)),
         })
     }
 
@@ -237,7 +261,7 @@ impl Choices<'_, '_> {
     fn send(&mut self, event: JobEvent) {
         self.desk.running.stepped();
         if self.sent.is_ok() {
-            self.sent = self.desk.send(self.id, event);
+            self.sent = self.desk.device_answers(self.id).and_then(|()| self.desk.send(self.id, event));
         }
     }
 }
