@@ -377,7 +377,11 @@ fn attack(number: u64) -> Attack {
             }
             Attack::new("flipped bits", flipped, End::Finish)
         }
-        960..=979 => Attack::new("too large", post(path, &vec![b' '; MAX_BODY_BYTES + 1]), End::Read).wants(413),
+        960..=979 => {
+            let len = MAX_BODY_BYTES + 1 + random.below(1 << 20) as usize;
+            // The client sends all of it before it reads.
+            Attack::new("too large", post(path, &vec![b' '; len]), End::Read).wants(413)
+        }
         _ => Attack::new("HTTP/1.0", head("GET", "/ready", "HTTP/1.0", &[]), End::Read).wants(200),
     }
 }

@@ -59,6 +59,8 @@ impl fmt::Debug for ApiKey {
 pub(super) async fn check(State(service): State<Shared>, request: Request, next: Next) -> Response<Body> {
     match &service.api_key {
         Some(key) if !key.admits(request.headers().get(header::AUTHORIZATION)) => {
+            let (parts, body) = request.into_parts();
+            super::read::discard(&parts.headers, body).await;
             ApiError::unauthorized().into_response()
         }
         _ => next.run(request).await,

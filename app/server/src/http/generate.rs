@@ -66,11 +66,17 @@ async fn answer(service: &Shared, request: Request, surface: Surface) -> Respons
 async fn respond(service: &Shared, request: Request, surface: Surface) -> Result<Response<Body>, ApiError> {
     let arrived = Instant::now();
     if service.admission.is_draining() {
+        let (parts, body) = request.into_parts();
+        read::discard(&parts.headers, body).await;
         return Err(ApiError::shutting_down());
     }
     let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
     let client = client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    service.rate_limit.admit(client, arrived).map_err(ApiError::rate_limited)?;
+    if let Err(wait) = service.rate_limit.admit(client, arrived) {
+        let (parts, body) = request.into_parts();
+        read::discard(&parts.headers, body).await;
+        return Err(ApiError::rate_limited(wait));
+    }
     let id = request.extensions().get::<RequestId>().map(|id| id.0.replacen("req-", "", 1)).unwrap_or_default();
     let (parts, body) = request.into_parts();
     let bytes = read::body(&parts.headers, body, service.max_body_bytes, service.body_limit).await?;
