@@ -201,13 +201,16 @@ fn a_worker_without_a_sign_of_life_is_replaced() {
 #[test]
 fn a_worker_that_lives_but_does_not_step_is_replaced() {
     let home = Home::new();
-    let server = serve_slowly(&home, &["--stall-timeout", "1", "--verbose"]);
-    // A part of the prompt of 256 rows takes longer than a second: a step that does not end, to the watch.
+    let model = home.slow_model(6144);
+    let arguments = ["-m", model.to_str().unwrap(), "--no-self-test", "--threads", "1", "--numerics", "exact"];
+    let server = Server::start(&home, &[&arguments[..], &["--stall-timeout", "1", "--verbose"]].concat());
+    server.wait_until_ready();
+    // A part of the prompt of 256 rows takes far longer than a second: a step that does not end, to the watch.
     let prompt = "a b c d e f g h ".repeat(60);
     assert_refused(&server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 2})), 500, "worker_lost");
     server.wait_for(|ready| ready["worker_restarts"] == 1 && ready["status"] == "ready");
     assert!(server.said().contains("no step for"), "{}", server.said());
-    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+    assert_eq!(server.post(TEXT, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
     server.end();
 }
 
@@ -364,7 +367,7 @@ fn models_take_the_place_of_the_least_recently_used() {
 #[test]
 fn a_model_is_not_taken_away_from_a_running_answer() {
     let home = Home::new();
-    let (slow, other) = (home.slow_model(), models(&home, &["other"]).remove(0));
+    let (slow, other) = (home.slow_model(1536), models(&home, &["other"]).remove(0));
     let more = ["--no-self-test", "--numerics", "exact", "--parallel", "2"];
     let server = serve_all(&home, &[slow, other], &more);
     server.wait_until_ready();

@@ -48,14 +48,14 @@ impl Home {
     }
 
     /// A model that takes some milliseconds a token where it is computed in the exact arithmetic: what happens in the middle of
-    /// an answer can be seen with it.
-    pub(crate) fn slow_model(&self) -> PathBuf {
+    /// an answer can be seen with it. Most of the time goes with `intermediate`.
+    pub(crate) fn slow_model(&self, intermediate: usize) -> PathBuf {
         let spec = ModelSpec {
             hidden: 512,
             layers: 4,
             heads: 8,
             head_dim: 64,
-            intermediate: 1536,
+            intermediate,
             context_length: 1024,
             ..ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::Q8_0))
         };

@@ -385,7 +385,7 @@ pub(crate) fn begin_stream(server: &Server, body: &Value) -> Response {
 
 /// As [`serve`], with a model that is slow enough to be met in the middle of an answer.
 pub(crate) fn serve_slowly(home: &Home, arguments: &[&str]) -> Server {
-    let model = home.slow_model();
+    let model = home.slow_model(1536);
     let mut all = vec!["-m", model.to_str().unwrap(), "--no-self-test", "--threads", "1", "--numerics", "exact"];
     all.extend(arguments);
     let server = Server::start(home, &all);
