@@ -397,6 +397,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Server")]
     pub(crate) rate_limit_per_minute: u32,
 
+    /// Limit clients on this machine, too
+    #[arg(long, requires = "rate_limit_per_minute", help_heading = "Server")]
+    pub(crate) rate_limit_local: bool,
+
     /// Bytes of a request's body at most
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=(64 << 20)), help_heading = "Server")]
     pub(crate) max_body_bytes: u32,
@@ -417,6 +421,9 @@ pub(crate) struct ServeArgs {
     /// Milliseconds of silence in a stream after which a comment is sent
     #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Server")]
     pub(crate) heartbeat_ms: u64,
+    /// Seconds a client has for the head of a request, and again for its body, and to take in something of its answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]
+    pub(crate) body_timeout: u64,
 
     /// Seconds without a sign of life after which a worker is replaced
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400), help_heading = "Server")]

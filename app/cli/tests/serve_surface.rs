@@ -284,7 +284,7 @@ fn connections_are_kept() {
 #[test]
 fn a_silent_stream_is_kept_alive() {
     let home = Home::new();
-    let model = home.slow_model();
+    let model = home.long_model();
     let arguments = ["-m", model.to_str().unwrap(), "--no-self-test", "--threads", "1", "--heartbeat-ms", "20"];
     let server = Server::start(&home, &[&arguments[..], &["--numerics", "exact"]].concat());
     server.wait_until_ready();

@@ -1,7 +1,7 @@
 //! Who may run: a bounded queue in order of arrival, a rate limit for each client, and the end of the service.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ impl Drop for Ticket {
 
 pub(crate) struct Admission {
     places: Arc<Semaphore>,
+    running: usize,
     limit: usize,
     active: AtomicUsize,
     draining: AtomicBool,
@@ -33,6 +34,7 @@ impl Admission {
     pub(crate) fn new(running: usize, queued: usize) -> Arc<Self> {
         Arc::new(Self {
             places: Arc::new(Semaphore::new(running)),
+            running,
             limit: running + queued,
             active: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
@@ -60,8 +62,8 @@ impl Admission {
 
     /// Requests that wait.
     pub(crate) fn waiting(&self) -> usize {
-        let running = self.limit.min(self.active()).saturating_sub(self.places.available_permits());
-        self.active().saturating_sub(running.max(1))
+        let running = self.running.saturating_sub(self.places.available_permits());
+        self.active().saturating_sub(running)
     }
 
     pub(crate) fn drain(&self) {
@@ -87,6 +89,7 @@ impl Admission {
 /// A sliding window of one minute for each client address.
 pub(crate) struct RateLimit {
     per_minute: u32,
+    counts_local: bool,
     clients: Mutex<Clients>,
 }
 
@@ -99,16 +102,18 @@ struct Clients {
 const WINDOW: Duration = Duration::from_secs(60);
 
 impl RateLimit {
-    /// `per_minute` requests a client; 0 for any number.
-    pub(crate) fn new(per_minute: u32) -> Self {
-        Self { per_minute, clients: Mutex::default() }
+    /// `per_minute` requests a client; 0 for any number. Clients on this machine are free unless `counts_local`.
+    pub(crate) fn new(per_minute: u32, counts_local: bool) -> Self {
+        Self { per_minute, counts_local, clients: Mutex::default() }
     }
 
     /// Counts a request of `client` at `now`; otherwise says after which time it may come back.
     pub(crate) fn admit(&self, client: IpAddr, now: Instant) -> Result<(), Duration> {
-        if self.per_minute == 0 || client.is_loopback() {
+        let client = client.to_canonical();
+        if self.per_minute == 0 || client.is_loopback() && !self.counts_local {
             return Ok(());
         }
+        let client = network_of(client);
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let is_recent = |time: &Instant| now.saturating_duration_since(*time) < WINDOW;
         if !clients.pruned.as_ref().is_some_and(is_recent) {
@@ -128,6 +133,15 @@ impl RateLimit {
     }
 }
 
+/// What one client can have: an IPv4 address, or a network of IPv6 with any number of addresses.
+fn network_of(client: IpAddr) -> IpAddr {
+    const HOST_BITS: u32 = 64;
+    match client {
+        IpAddr::V4(_) => client,
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> HOST_BITS << HOST_BITS)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,8 +157,35 @@ mod tests {
     }
 
     #[test]
+    fn those_that_wait_are_counted() {
+        let admission = Admission::new(2, 8);
+        let tickets: Vec<_> = (0..5).map(|_| admission.enter().unwrap()).collect();
+        let places: Vec<_> = (0..2).map(|_| Arc::clone(&admission.places).try_acquire_owned().unwrap()).collect();
+        assert_eq!((admission.active(), admission.waiting()), (5, 3));
+        drop(places);
+        drop(tickets);
+        assert_eq!((admission.active(), admission.waiting()), (0, 0));
+    }
+
+    #[test]
+    fn clients_are_told_apart_by_what_one_client_can_have() {
+        let limit = RateLimit::new(1, false);
+        let now = Instant::now();
+        let admit = |client: &str| limit.admit(client.parse().unwrap(), now).is_ok();
+        assert!(admit("2001:db8::1"));
+        assert!(!admit("2001:db8::2"), "the same network");
+        assert!(admit("2001:db8:0:1::1"));
+        assert!(admit("::ffff:192.0.2.7"));
+        assert!(!admit("192.0.2.7"), "the same address");
+        assert!(admit("::ffff:127.0.0.1") && admit("::ffff:127.0.0.1"), "this machine");
+        let strict = RateLimit::new(1, true);
+        let here = IpAddr::from([127, 0, 0, 1]);
+        assert!(strict.admit(here, now).is_ok() && strict.admit(here, now).is_err());
+    }
+
+    #[test]
     fn the_window_slides_and_loopback_is_free() {
-        let limit = RateLimit::new(2);
+        let limit = RateLimit::new(2, false);
         let client = IpAddr::from([192, 0, 2, 1]);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

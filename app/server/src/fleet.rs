@@ -4,9 +4,10 @@
 use crate::job::{Job, Load, Resident};
 use crate::metrics::Metrics;
 use crate::worker::link::{Hosting, JobEvents, StartError, Watch, Worker};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
@@ -70,6 +71,8 @@ pub(crate) struct Fleet {
     clock: AtomicU64,
     closed: AtomicBool,
     metrics: Arc<Metrics>,
+    /// By model, when and why it could not be made ready the last time.
+    failures: Mutex<HashMap<usize, (Instant, FleetError)>>,
     this: Weak<Fleet>,
 }
 
@@ -83,6 +86,10 @@ struct Claim {
     model: Option<usize>,
     used: u64,
     health: Health,
+    /// Workers that were begun to be started here.
+    starts: u64,
+    /// Workers in a row that died without having finished a job.
+    useless: u32,
 }
 
 struct Held {
@@ -107,17 +114,21 @@ impl Lease {
 }
 
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Time in which a model that could not be made ready is not tried again for a request.
+const FAILURE_HOLDS: Duration = Duration::from_secs(5);
 
 impl Fleet {
     pub(crate) fn new(options: FleetOptions, metrics: Arc<Metrics>) -> Arc<Self> {
         let slot = || {
-            let claim = Claim { model: None, used: 0, health: Health::Loading };
+            let claim = Claim { model: None, used: 0, health: Health::Loading, starts: 0, useless: 0 };
             Arc::new(Slot { held: Arc::default(), claim: Mutex::new(claim) })
         };
         let slots = (0..options.max_resident.max(1)).map(|_| slot()).collect();
         let (clock, closed) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new_cyclic(|this| Self { options, slots, clock, closed, metrics, this: this.clone() })
+        let failures = Mutex::default();
+        Arc::new_cyclic(|this| Self { options, slots, clock, closed, metrics, failures, this: this.clone() })
     }
 
     pub(crate) fn models(&self) -> &[ModelEntry] {
@@ -156,8 +167,17 @@ impl Fleet {
         .collect()
     }
 
-    /// The worker of `model`, started if it is not resident.
+    /// The worker of `model`, started if it is not resident. A model that has just failed is not tried again: it would cost
+    /// another one its place each time.
     pub(crate) async fn lease(&self, model: usize) -> Result<Lease, FleetError> {
+        match self.failures().get(&model) {
+            Some((when, why)) if when.elapsed() < FAILURE_HOLDS => return Err(*why),
+            _ => {}
+        }
+        self.load(model).await
+    }
+
+    async fn load(&self, model: usize) -> Result<Lease, FleetError> {
         let slot = self.slot_for(model);
         let held = Arc::clone(&slot.held).read_owned().await;
         if let Some(lease) = lease(held, model) {
@@ -169,14 +189,17 @@ impl Fleet {
         loading.await.unwrap_or(Err(FleetError::LoadFailed))
     }
 
-    /// Keeps trying to have `model` resident, with growing pauses.
+    /// Keeps trying to have `model` resident, with growing pauses, as long as no other model has taken its place.
     pub(crate) fn prewarm(&self, model: usize) {
         let this = self.this.clone();
         tokio::spawn(async move {
-            let mut pause = Duration::from_millis(500);
+            let mut pause = SHORTEST_PAUSE;
             loop {
                 let Some(fleet) = this.upgrade() else { return };
-                match fleet.lease(model).await {
+                if !fleet.has_place_for(model) {
+                    return;
+                }
+                match fleet.load(model).await {
                     Ok(_) | Err(FleetError::Closed) => return,
                     Err(_) => drop(fleet),
                 }
@@ -199,6 +222,15 @@ impl Fleet {
                 worker.stop(STOP_PATIENCE).await;
             }
         }
+    }
+
+    fn failures(&self) -> MutexGuard<'_, HashMap<usize, (Instant, FleetError)>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `model` can be resident without another one going.
+    fn has_place_for(&self, model: usize) -> bool {
+        self.slots.iter().any(|slot| slot.claim().model.is_none_or(|claimed| claimed == model))
     }
 
     /// The slot that has the model, or is the next to have it.
@@ -224,8 +256,14 @@ impl Fleet {
         if self.closed.load(Ordering::SeqCst) {
             return Err(FleetError::Closed);
         }
-        slot.claim().health = Health::Loading;
-        if let Some(old) = held.take() {
+        let start = {
+            let mut claim = slot.claim();
+            claim.health = Health::Loading;
+            claim.starts += 1;
+            claim.starts
+        };
+        let old = held.take();
+        if let Some(old) = &old {
             old.worker.stop(STOP_PATIENCE).await;
         }
         let entry = &self.options.models[model];
@@ -244,34 +282,58 @@ impl Fleet {
                     StartError::Load(message) if message.contains("self-test") => FleetError::SelfTestFailed,
                     _ => FleetError::LoadFailed,
                 };
-                let mut claim = slot.claim();
-                claim.health = Health::Failed(failure);
-                claim.model = None;
+                self.failures().insert(model, (Instant::now(), failure));
+                {
+                    let mut claim = slot.claim();
+                    claim.health = Health::Failed(failure);
+                    // Somebody may wait for another model here already.
+                    claim.model = claim.model.filter(|claimed| *claimed != model);
+                }
+                // What had to go for nothing comes back.
+                if let Some(old) = old.filter(|old| old.model != model) {
+                    self.prewarm(old.model);
+                }
                 return Err(failure);
             }
         };
         let resident = &worker.resident;
         tracing::info!(model = %entry.id, route = %resident.route, device = %resident.device, "a model is ready");
+        self.failures().remove(&model);
         slot.claim().health = Health::Ready;
         *held = Some(Held { model, worker: Arc::clone(&worker) });
-        self.attend(slot, model, Arc::clone(&worker));
+        self.attend(slot, model, start, Arc::clone(&worker));
         lease(OwnedRwLockWriteGuard::downgrade(held), model).ok_or(FleetError::LoadFailed)
     }
 
-    /// Replaces the worker when it dies.
-    fn attend(&self, slot: &Arc<Slot>, model: usize, worker: Arc<Worker>) {
+    /// Replaces the worker when it dies, unless the slot has begun another one by then.
+    fn attend(&self, slot: &Arc<Slot>, model: usize, start: u64, worker: Arc<Worker>) {
         let (this, slot) = (self.this.clone(), Arc::clone(slot));
         tokio::spawn(async move {
             worker.ended().await;
             let Some(fleet) = this.upgrade() else { return };
-            let is_wanted = slot.claim().model == Some(model);
-            if fleet.closed.load(Ordering::SeqCst) || !is_wanted {
+            if fleet.closed.load(Ordering::SeqCst) || worker.was_told_to_end() {
                 return;
             }
-            slot.claim().health = Health::Loading;
             fleet.metrics.worker_restarts.inc();
             tracing::warn!(model = %fleet.options.models[model].id, "a worker died; it is replaced");
-            fleet.prewarm(model);
+            let useless = {
+                let mut claim = slot.claim();
+                if claim.starts != start || claim.model != Some(model) {
+                    return;
+                }
+                claim.health = Health::Loading;
+                claim.useless = if worker.was_of_use() { 0 } else { claim.useless.saturating_add(1) };
+                claim.useless
+            };
+            // One that dies as soon as it is there would keep the machine busy with nothing else.
+            if useless > 1 {
+                let pause = SHORTEST_PAUSE * 2_u32.pow(useless.min(8) - 2);
+                drop(fleet);
+                tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
+            }
+            if let Some(fleet) = this.upgrade() {
+                fleet.prewarm(model);
+            }
         });
     }
 }

@@ -58,6 +58,8 @@ pub enum JobEvent {
         /// Positions of the prompt.
         total: usize,
     },
+    /// The device's context was lost by an earlier job and has been made anew for this one.
+    ContextRebuilt,
     /// A part of an answer.
     Piece {
         /// Which answer, from 0.

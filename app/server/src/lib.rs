@@ -8,6 +8,7 @@ mod fleet;
 mod http;
 pub mod job;
 mod metrics;
+mod patience;
 mod serve;
 mod tls;
 pub mod wire;

@@ -46,6 +46,7 @@ pub(crate) struct Metrics {
     pub(crate) inter_token: Times,
     pub(crate) device_timeouts: Family<ModelLabels, Counter>,
     pub(crate) device_failures: Family<ModelLabels, Counter>,
+    pub(crate) context_rebuilds: Family<ModelLabels, Counter>,
 }
 
 fn seconds() -> Histogram {
@@ -71,6 +72,7 @@ impl Metrics {
             inter_token: times(),
             device_timeouts: Family::default(),
             device_failures: Family::default(),
+            context_rebuilds: Family::default(),
             registry: Mutex::default(),
         };
         registry.register("api_requests", "Answered requests by endpoint and status", metrics.requests.clone());
@@ -99,6 +101,8 @@ impl Metrics {
         );
         let failures = metrics.device_failures.clone();
         registry.register("device_failures", "Generations that a device failed otherwise", failures);
+        let rebuilds = metrics.context_rebuilds.clone();
+        registry.register("context_rebuilds", "Device contexts made anew after one was lost", rebuilds);
         Self { registry: Mutex::new(registry), ..metrics }
     }
 

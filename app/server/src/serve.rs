@@ -4,6 +4,7 @@ use crate::admission::{Admission, RateLimit};
 use crate::fleet::{Fleet, FleetOptions};
 use crate::http::{self, ApiKey, Service};
 use crate::metrics::Metrics;
+use crate::patience::Impatient;
 use crate::tls;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -15,7 +16,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -42,13 +44,15 @@ pub struct ServerConfig {
     pub queue_capacity: usize,
     /// Requests a minute of a client that is not on this machine; 0 for any number.
     pub rate_limit_per_minute: u32,
+    /// Whether clients on this machine are limited, too.
+    pub rate_limit_local: bool,
     /// Bytes of a body at most.
     pub max_body_bytes: usize,
     /// Characters of a message or prompt at most.
     pub max_chars: usize,
     /// From the arrival of a request to the end of its answer.
     pub request_limit: Duration,
-    /// For the head of a request, and again for its body.
+    /// For the head of a request, and again for its body, and for a client to take in something of its answer.
     pub body_limit: Duration,
     /// For admitted requests at the end of the service.
     pub drain_limit: Duration,
@@ -143,7 +147,7 @@ async fn serve(
     let service = Arc::new(Service {
         fleet: Arc::clone(&fleet),
         admission: Arc::clone(&admission),
-        rate_limit: RateLimit::new(config.rate_limit_per_minute),
+        rate_limit: RateLimit::new(config.rate_limit_per_minute, config.rate_limit_local),
         metrics,
         api_key: config.api_key,
         origins: config.origins,
@@ -156,21 +160,32 @@ async fn serve(
     let router = http::router(service);
     let (closing, closed) = watch::channel(false);
     let connections = Arc::new(Semaphore::new(config.max_connections));
-    let accepting = tokio::spawn(accept(listener, tls, router, connections, config.body_limit, closed));
+    let accepting = accept(listener, tls, router, Arc::clone(&connections), config.body_limit, closed);
+    let accepting = tokio::spawn(accepting);
     if config.prewarm {
         fleet.prewarm(default_model);
     }
     on_start(Started { address });
     is_true(&mut stop).await;
     admission.drain();
+    let drain_end = Instant::now() + config.drain_limit;
     tracing::info!(active = admission.active(), "draining");
     if tokio::time::timeout(config.drain_limit, admission.idle()).await.is_err() {
         tracing::warn!(active = admission.active(), "requests did not end in time and are given up");
     }
-    // Connections finish the answers that are on their way.
+    // Connections finish the answers that are on their way; those that ask for nothing end at once.
     let _ = closing.send(true);
     fleet.close().await;
-    let _ = tokio::time::timeout(Duration::from_secs(1), accepting).await;
+    let ended = async {
+        let _ = accepting.await;
+        // All permits are there when all connections have ended.
+        let all = u32::try_from(config.max_connections).unwrap_or(u32::MAX);
+        let _ = connections.acquire_many(all).await;
+    };
+    let limit = drain_end.saturating_duration_since(Instant::now()).max(CLOSING_LIMIT);
+    if tokio::time::timeout(limit, ended).await.is_err() {
+        tracing::info!("clients that do not take in their answers are given up");
+    }
     Ok(())
 }
 
@@ -184,7 +199,11 @@ async fn accept(
     mut closed: watch::Receiver<bool>,
 ) {
     loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        let permit = tokio::select! {
+            permit = Arc::clone(&connections).acquire_owned() => permit,
+            () = is_true(&mut closed) => return,
+        };
+        let Ok(permit) = permit else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = is_true(&mut closed) => return,
@@ -200,16 +219,22 @@ async fn accept(
         };
         // Tokens are small and should not wait for each other; without it they come a little later.
         let _ = socket.set_nodelay(true);
-        let (tls, router, closed) = (tls.clone(), router.clone(), closed.clone());
+        let (tls, router, mut closed) = (tls.clone(), router.clone(), closed.clone());
         tokio::spawn(async move {
             let _permit = permit;
             match tls {
                 None => converse(socket, router, client, head_limit, closed).await,
-                Some(tls) => match tokio::time::timeout(head_limit, tls.accept(socket)).await {
-                    Ok(Ok(socket)) => converse(socket, router, client, head_limit, closed).await,
-                    Ok(Err(error)) => tls::note_failed_handshake(&error),
-                    Err(_) => {}
-                },
+                Some(tls) => {
+                    let handshake = tokio::select! {
+                        handshake = tokio::time::timeout(head_limit, tls.accept(socket)) => handshake,
+                        () = is_true(&mut closed) => return,
+                    };
+                    match handshake {
+                        Ok(Ok(socket)) => converse(socket, router, client, head_limit, closed).await,
+                        Ok(Err(error)) => tls::note_failed_handshake(&error),
+                        Err(_) => {}
+                    }
+                }
             }
         });
     }
@@ -223,7 +248,10 @@ async fn converse(
     head_limit: Duration,
     mut closed: watch::Receiver<bool>,
 ) {
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let asking = Arc::clone(&has_asked);
     let service = service_fn(move |request: Request<Incoming>| {
+        asking.store(true, Ordering::Relaxed);
         let router = router.clone();
         async move {
             let mut request = request.map(Body::new);
@@ -236,11 +264,15 @@ async fn converse(
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(head_limit).max_buf_size(MAX_HEAD_BYTES);
-    let connection = builder.serve_connection(TokioIo::new(socket), service);
+    let connection = builder.serve_connection(TokioIo::new(Impatient::new(socket, head_limit)), service);
     tokio::pin!(connection);
     let end = tokio::select! {
         end = connection.as_mut() => end,
         () = is_true(&mut closed) => {
+            // Nothing was admitted that is not complete; who has not asked yet comes too late.
+            if !has_asked.load(Ordering::Relaxed) {
+                return;
+            }
             connection.as_mut().graceful_shutdown();
             connection.as_mut().await
         }
@@ -249,6 +281,9 @@ async fn converse(
         tracing::debug!(%client, %error, "a connection broke off");
     }
 }
+
+/// For clients to take in their answers, even where no time is left for more.
+const CLOSING_LIMIT: Duration = Duration::from_secs(2);
 
 /// Bytes of a request's head at most.
 const MAX_HEAD_BYTES: usize = 64 << 10;

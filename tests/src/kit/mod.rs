@@ -8,3 +8,4 @@ pub mod model;
 pub mod package;
 pub mod random;
 pub mod reference;
+pub mod scripted;

@@ -436,6 +436,12 @@ pub fn byte_level_merges() -> Vec<String> {
     MERGES.iter().map(|(left, right)| format!("{left} {right}")).collect()
 }
 
+/// `text` in the byte-level alphabet.
+#[must_use]
+pub fn byte_level(text: &str) -> String {
+    text.bytes().map(byte_char).collect()
+}
+
 /// Byte-level alphabet of GPT-2: printable Latin-1 bytes stand for themselves, the others for U+0100 and up.
 fn byte_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);

@@ -73,10 +73,11 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
         prewarm: !args.no_prewarm,
         queue_capacity: args.queue_capacity as usize,
         rate_limit_per_minute: args.rate_limit_per_minute,
+        rate_limit_local: args.rate_limit_local,
         max_body_bytes: args.max_body_bytes as usize,
         max_chars: args.max_chars as usize,
         request_limit: seconds(args.request_timeout),
-        body_limit: seconds(30),
+        body_limit: seconds(args.body_timeout),
         drain_limit: seconds(args.graceful_shutdown_timeout),
         max_connections: 1024,
         heartbeat: Duration::from_millis(args.heartbeat_ms),
@@ -108,7 +109,7 @@ fn api_key(host: &Host, args: &ServeArgs) -> Result<Option<ApiKey>, CliError> {
     if args.host.is_loopback() {
         return Ok(None);
     }
-    let key = ApiKey::random();
+    let key = ApiKey::random().map_err(|error| CliError::Usage(format!("{error}; set a key with --api-key")))?;
     if args.tls_cert.is_none() {
         host.voice.note("Others than this machine can connect, and without TLS what they send can be read on the way.");
     }

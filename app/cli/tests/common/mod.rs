@@ -60,9 +60,24 @@ impl Home {
     }
 
     /// A model that takes a while to compute a prompt.
-    pub(crate) fn slow_model(&self) -> PathBuf {
+    pub(crate) fn long_model(&self) -> PathBuf {
         let small = ModelSpec::small(Architecture::Llama, Weights::LikeQ4KM);
-        self.write(&ModelSpec { context_length: 4096, ..small }.build(), "slow.gguf")
+        self.write(&ModelSpec { context_length: 4096, ..small }.build(), "long.gguf")
+    }
+
+    /// A model that takes some milliseconds a token where it is computed in the exact arithmetic: what happens in the middle of
+    /// an answer can be seen with it. Most of the time goes with `intermediate`.
+    pub(crate) fn slow_model(&self, intermediate: usize) -> PathBuf {
+        let spec = ModelSpec {
+            hidden: 512,
+            layers: 4,
+            heads: 8,
+            head_dim: 64,
+            intermediate,
+            context_length: 1024,
+            ..ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::Q8_0))
+        };
+        self.write(&spec.build(), "slow.gguf")
     }
 
     /// The same file with another architecture stated.
@@ -72,7 +87,7 @@ impl Home {
         self.write(&file, "other.gguf")
     }
 
-    fn write(&self, file: &GgufFile, name: &str) -> PathBuf {
+    pub(crate) fn write(&self, file: &GgufFile, name: &str) -> PathBuf {
         let path = self.path().join(name);
         file.write(&path).unwrap();
         path

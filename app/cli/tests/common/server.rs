@@ -382,3 +382,32 @@ pub(crate) fn begin_stream(server: &Server, body: &Value) -> Response {
         }
     }
 }
+
+/// As [`serve`], with a model that is slow enough to be met in the middle of an answer.
+pub(crate) fn serve_slowly(home: &Home, arguments: &[&str]) -> Server {
+    let model = home.slow_model(1536);
+    let mut all = vec!["-m", model.to_str().unwrap(), "--no-self-test", "--threads", "1", "--numerics", "exact"];
+    all.extend(arguments);
+    let server = Server::start(home, &all);
+    server.wait_until_ready();
+    server
+}
+
+/// Stops a process until it is dropped, as one that hangs.
+pub(crate) struct Frozen(u32);
+
+impl Frozen {
+    pub(crate) fn new(process: u32) -> Self {
+        signal(process, rustix::process::Signal::STOP);
+        Self(process)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // It may have been killed meanwhile.
+        if let Some(process) = self.0.try_into().ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::CONT);
+        }
+    }
+}

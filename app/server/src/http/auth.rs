@@ -27,9 +27,12 @@ impl ApiKey {
     }
 
     /// A key of 256 random bits.
-    #[must_use]
-    pub fn random() -> Self {
-        Self(format!("sk-{}", super::hex(&super::random::<32>())))
+    ///
+    /// # Errors
+    /// Where the system has no random numbers to give, in words.
+    pub fn random() -> Result<Self, String> {
+        let bytes = super::random::<32>().map_err(|error| format!("the system gives no random numbers: {error}"))?;
+        Ok(Self(format!("sk-{}", super::hex(&bytes))))
     }
 
     /// The key, to be shown once.
@@ -56,6 +59,8 @@ impl fmt::Debug for ApiKey {
 pub(super) async fn check(State(service): State<Shared>, request: Request, next: Next) -> Response<Body> {
     match &service.api_key {
         Some(key) if !key.admits(request.headers().get(header::AUTHORIZATION)) => {
+            let (parts, body) = request.into_parts();
+            super::read::discard(&parts.headers, body).await;
             ApiError::unauthorized().into_response()
         }
         _ => next.run(request).await,
@@ -82,7 +87,7 @@ mod tests {
     fn keys_are_checked_and_not_shown() {
         assert!(ApiKey::new("short").is_err());
         assert!(ApiKey::new("with a space").is_err());
-        assert_ne!(ApiKey::random(), ApiKey::random());
-        assert_eq!(format!("{:?}", ApiKey::random()), "ApiKey(hidden)");
+        assert_ne!(ApiKey::random().unwrap(), ApiKey::random().unwrap());
+        assert_eq!(format!("{:?}", ApiKey::random().unwrap()), "ApiKey(hidden)");
     }
 }

@@ -130,6 +130,11 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", "inference_timeout", message)
     }
 
+    pub(crate) fn slow_reader() -> Self {
+        let message = "the client takes in its answer too slowly";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", "slow_reader", message)
+    }
+
     pub(crate) fn device_timed_out() -> Self {
         let message = "the device did not answer in time; the next request gets a fresh context";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "device_timeout", message)

@@ -21,6 +21,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -65,11 +67,17 @@ async fn answer(service: &Shared, request: Request, surface: Surface) -> Respons
 async fn respond(service: &Shared, request: Request, surface: Surface) -> Result<Response<Body>, ApiError> {
     let arrived = Instant::now();
     if service.admission.is_draining() {
+        let (parts, body) = request.into_parts();
+        read::discard(&parts.headers, body).await;
         return Err(ApiError::shutting_down());
     }
     let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
     let client = client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-    service.rate_limit.admit(client, arrived).map_err(ApiError::rate_limited)?;
+    if let Err(wait) = service.rate_limit.admit(client, arrived) {
+        let (parts, body) = request.into_parts();
+        read::discard(&parts.headers, body).await;
+        return Err(ApiError::rate_limited(wait));
+    }
     let id = request.extensions().get::<RequestId>().map(|id| id.0.replacen("req-", "", 1)).unwrap_or_default();
     let (parts, body) = request.into_parts();
     let bytes = read::body(&parts.headers, body, service.max_body_bytes, service.body_limit).await?;
@@ -236,6 +244,10 @@ impl Generation {
                 }
                 Ok(event)
             }
+            Some(JobEvent::ContextRebuilt) => {
+                self.metrics().context_rebuilds.get_or_create(&self.labels()).inc();
+                Ok(event)
+            }
             Some(JobEvent::ChoiceEnded { ref stats, .. }) => {
                 self.count_choice(stats);
                 Ok(event)
@@ -323,13 +335,13 @@ impl Generation {
         Ok(json(StatusCode::OK, &self.frame.whole(choices, self.usage, stats)))
     }
 
-    /// Runs on a task of its own, so that a slow client does not hold up the device; what is sent is bounded by the context.
+    /// Runs on a task of its own, so that a slow client does not hold up the device; what it does not take in is bounded.
     fn into_stream(self) -> Response<Body> {
-        let (sender, receiver) = mpsc::unbounded_channel::<Bytes>();
-        tokio::spawn(self.send(sender));
-        let events = stream::unfold(receiver, |mut receiver| async move {
-            let event = receiver.recv().await?;
-            Some((Ok::<_, Infallible>(event), receiver))
+        let (outbox, inbox) = outbox();
+        tokio::spawn(self.send(outbox));
+        let events = stream::unfold(inbox, |mut inbox| async move {
+            let event = inbox.next().await?;
+            Some((Ok::<_, Infallible>(event), inbox))
         });
         let mut response = Response::new(Body::from_stream(events));
         let headers = response.headers_mut();
@@ -338,17 +350,16 @@ impl Generation {
         response
     }
 
-    async fn send(mut self, sender: mpsc::UnboundedSender<Bytes>) {
+    async fn send(mut self, outbox: Outbox) {
         // Characters of its tokens that were told, for each choice that was opened.
         let mut told_chars: HashMap<u32, usize> = HashMap::new();
         // News of the worker that tell the client nothing do not end its silence.
         let mut last_sent = Instant::now();
-        let is_gone = |sent: Result<(), mpsc::error::SendError<Bytes>>| sent.is_err();
         loop {
             let heartbeat = self.service.heartbeat;
             let next = tokio::select! {
                 biased;
-                () = sender.closed() => {
+                () = outbox.closed() => {
                     self.count_outcome("disconnected");
                     return;
                 }
@@ -356,9 +367,7 @@ impl Generation {
                 () = tokio::time::sleep_until((last_sent + heartbeat).into()) => {
                     last_sent = Instant::now();
                     // A comment; it tells proxies and clients that the prompt is still being computed.
-                    if is_gone(sender.send(Bytes::from_static(b": working\n\n"))) {
-                        return;
-                    }
+                    outbox.put(Bytes::from_static(b": working\n\n"));
                     continue;
                 }
             };
@@ -384,23 +393,26 @@ impl Generation {
                 }
                 Ok(Some(_)) => Vec::new(),
                 Ok(None) => {
-                    // A client that is gone needs neither counts nor the end.
-                    let _ = self.frame.counts(self.usage).map(|counts| sender.send(event(&counts)));
-                    let _ = sender.send(Bytes::from_static(b"data: [DONE]\n\n"));
+                    if let Some(counts) = self.frame.counts(self.usage) {
+                        outbox.put(event(&counts));
+                    }
+                    outbox.put(Bytes::from_static(b"data: [DONE]\n\n"));
                     return;
                 }
                 Err(failure) => {
                     let body = error_of(&failure, self.frame.surface).body();
-                    let _ = sender.send(event(&body));
+                    outbox.put(event(&body));
                     return;
                 }
             };
             for chunk in chunks.into_iter().flatten() {
                 last_sent = Instant::now();
-                if is_gone(sender.send(event(&chunk))) {
-                    self.count_outcome("disconnected");
-                    return;
-                }
+                outbox.put(event(&chunk));
+            }
+            if outbox.is_full() {
+                self.count_outcome("slow_reader");
+                outbox.put(event(&ApiError::slow_reader().body()));
+                return;
             }
         }
     }
@@ -409,6 +421,53 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         self.count_outcome("disconnected");
+    }
+}
+
+/// Bytes of a stream that a client has not taken in, above which it is given up.
+const MAX_UNREAD_BYTES: usize = 4 << 20;
+
+/// Where the events of a stream are put until the client takes them in.
+struct Outbox {
+    events: mpsc::UnboundedSender<Bytes>,
+    unread_bytes: Arc<AtomicUsize>,
+}
+
+/// The other end of an [`Outbox`].
+struct Inbox {
+    events: mpsc::UnboundedReceiver<Bytes>,
+    unread_bytes: Arc<AtomicUsize>,
+}
+
+fn outbox() -> (Outbox, Inbox) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let unread_bytes = Arc::new(AtomicUsize::new(0));
+    let outbox = Outbox { events: sender, unread_bytes: Arc::clone(&unread_bytes) };
+    (outbox, Inbox { events: receiver, unread_bytes })
+}
+
+impl Outbox {
+    fn put(&self, event: Bytes) {
+        self.unread_bytes.fetch_add(event.len(), Ordering::Relaxed);
+        // A client that is gone is seen by `closed`.
+        let _ = self.events.send(event);
+    }
+
+    fn is_full(&self) -> bool {
+        self.unread_bytes.load(Ordering::Relaxed) > MAX_UNREAD_BYTES
+    }
+
+    /// Waits until the client has gone.
+    async fn closed(&self) {
+        self.events.closed().await;
+    }
+}
+
+impl Inbox {
+    async fn next(&mut self) -> Option<Bytes> {
+        let event = self.events.recv().await?;
+        self.unread_bytes.fetch_sub(event.len(), Ordering::Relaxed);
+        Some(event)
     }
 }
 

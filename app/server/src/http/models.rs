@@ -4,6 +4,7 @@ use super::error::{ApiError, ErrorBody};
 use super::{Shared, json};
 use crate::fleet::ModelEntry;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Response, StatusCode};
 use serde::Serialize;
@@ -51,7 +52,9 @@ pub(super) async fn list(State(service): State<Shared>) -> Response<Body> {
     get, path = "/v1/models/{id}", security(("bearer" = [])), params(("id" = String, Path, description = "Its id")),
     responses((status = 200, body = Model), (status = 401, body = ErrorBody), (status = 404, body = ErrorBody))
 )]
-pub(super) async fn one(State(service): State<Shared>, Path(id): Path<String>) -> Response<Body> {
+pub(super) async fn one(State(service): State<Shared>, id: Result<Path<String>, PathRejection>) -> Response<Body> {
+    // No model is called by what is no text.
+    let Ok(Path(id)) = id else { return ApiError::not_found().into_response() };
     match service.fleet.find(&id) {
         Some(index) => json(StatusCode::OK, &model(&service.fleet.models()[index])),
         None => ApiError::model_not_found(&id).into_response(),

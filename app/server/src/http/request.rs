@@ -16,6 +16,8 @@ const MAX_TEXT_LOGPROBS: u64 = 5;
 const DEFAULT_TEXT_TOKENS: u32 = 16;
 const MAX_MESSAGES: usize = 4096;
 const MAX_NAME_CHARS: usize = 64;
+/// Lists and objects in each other in the variables of a template.
+const MAX_KWARGS_DEPTH: usize = 32;
 
 type Body = Map<String, Value>;
 
@@ -246,9 +248,28 @@ fn chat_input(body: &Body, max_chars: usize) -> Result<ChatInput, ApiError> {
             let message = "chat_template_kwargs must be an object";
             return Err(ApiError::invalid("chat_template_kwargs", message));
         };
+        let bytes = serde_json::to_string(kwargs).map_or(usize::MAX, |text| text.len());
+        if bytes > max_chars {
+            let message = format!("chat_template_kwargs exceeds {max_chars} bytes");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
+        // In the message to the worker it lies some levels deeper, and readers of JSON have a limit.
+        if kwargs.values().any(|value| is_deeper(value, MAX_KWARGS_DEPTH)) {
+            let message = format!("chat_template_kwargs is nested in more than {MAX_KWARGS_DEPTH} levels");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
         input.kwargs = kwargs.clone();
     }
     Ok(input)
+}
+
+/// Whether `value` has more than `levels` lists and objects in each other.
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),
+        _ => false,
+    }
 }
 
 fn message(index: usize, value: &Value, max_chars: usize) -> Result<ChatMessage, ApiError> {
@@ -305,5 +326,32 @@ fn content(field: &str, role: &str, value: Option<&Value>) -> Result<String, Api
             Ok(texts.join("\n"))
         }
         _ => invalid("message content must be a string or an array of text parts".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Order;
+    use crate::worker::frame;
+
+    /// The deepest variables that are taken still reach the worker; what JSON readers refuse there would end it.
+    #[test]
+    fn nested_variables_do_not_end_a_worker() {
+        let ask = |levels: usize| {
+            let nested = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+            let body = format!(
+                r#"{{"messages":[{{"role":"user","content":"x"}}],"chat_template_kwargs":{{"a":{nested},"b":1}}}}"#
+            );
+            parse(Surface::Chat, body.as_bytes(), DEFAULT_MAX_CHARS)
+        };
+        let order = Order::Run { id: 1, job: Box::new(ask(MAX_KWARGS_DEPTH).unwrap().job) };
+        let mut bytes = Vec::new();
+        frame::write(&mut bytes, &order).unwrap();
+        assert_eq!(frame::read::<Order>(&mut bytes.as_slice()).unwrap(), Some(order));
+        for levels in [MAX_KWARGS_DEPTH + 1, 100, 120] {
+            assert_eq!(ask(levels).unwrap_err().detail.param.as_deref(), Some("chat_template_kwargs"), "{levels}");
+        }
+        assert_eq!(ask(200).unwrap_err().detail.code, Some("invalid_json"));
     }
 }

@@ -8,6 +8,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// Bytes of a frame at most. A body of the largest size that can be configured, with every character escaped, stays below.
 pub const MAX_FRAME_BYTES: u32 = 512 << 20;
 
+/// Larger frames grow with what really arrives.
+const USUAL_FRAME_BYTES: usize = 16 << 10;
+
 fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -78,7 +81,7 @@ pub(crate) async fn receive<T: DeserializeOwned>(reader: &mut (impl AsyncRead + 
         Err(error) => return Err(error),
     }
     let length = checked_length(prefix)?;
-    let mut body = Vec::new();
+    let mut body = Vec::with_capacity(length.min(USUAL_FRAME_BYTES));
     if reader.take(length as u64).read_to_end(&mut body).await? != length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

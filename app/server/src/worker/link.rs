@@ -6,10 +6,11 @@ use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, Command};
@@ -73,6 +74,7 @@ pub(crate) struct Worker {
     next_id: AtomicU64,
     gone: watch::Receiver<bool>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
+    told_to_end: AtomicBool,
 }
 
 /// Events of one job. Dropping it before the end cancels the job.
@@ -106,17 +108,25 @@ impl Drop for JobEvents {
     }
 }
 
+type Senders = HashMap<JobId, mpsc::UnboundedSender<JobEvent>>;
+
 #[derive(Default)]
-struct Jobs(Mutex<HashMap<JobId, mpsc::UnboundedSender<JobEvent>>>);
+struct Jobs {
+    open: Mutex<Senders>,
+    any_finished: AtomicBool,
+}
 
 impl Jobs {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, mpsc::UnboundedSender<JobEvent>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Senders> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give(&self, id: JobId, event: JobEvent) {
         let mut jobs = self.lock();
         let is_last = matches!(event, JobEvent::Finished | JobEvent::Failed(_));
+        if event == JobEvent::Finished {
+            self.any_finished.store(true, Ordering::Relaxed);
+        }
         let sender = if is_last { jobs.remove(&id) } else { jobs.get(&id).cloned() };
         if let Some(sender) = sender {
             // A receiver that is gone has sent a cancellation.
@@ -150,7 +160,9 @@ impl Worker {
                 None
             }
         };
-        let (mut reader, mut writer) = UnixStream::from_std(ours).map_err(StartError::Spawn)?.into_split();
+        let (reader, mut writer) = UnixStream::from_std(ours).map_err(StartError::Spawn)?.into_split();
+        // Length and message of a frame come with one system call, and several frames where they are there.
+        let mut reader = BufReader::new(reader);
         let mut process = Process(child);
         let loading = async {
             frame::send(&mut writer, &Order::Load(load)).await?;
@@ -170,12 +182,23 @@ impl Worker {
         let jobs = Arc::new(Jobs::default());
         let life = Life { process, watch, jobs: Arc::clone(&jobs), gone: gone_sender };
         tokio::spawn(life.run(reader, writer, order_queue, orders.clone(), killed));
-        Ok(Self { resident, orders, jobs, next_id: AtomicU64::new(1), gone, kill: Mutex::new(Some(killer)) })
+        let (kill, told_to_end) = (Mutex::new(Some(killer)), AtomicBool::new(false));
+        Ok(Self { resident, orders, jobs, next_id: AtomicU64::new(1), gone, kill, told_to_end })
     }
 
     /// Whether it still runs.
     pub(crate) fn is_alive(&self) -> bool {
         !*self.gone.borrow()
+    }
+
+    /// Whether it has finished a job.
+    pub(crate) fn was_of_use(&self) -> bool {
+        self.jobs.any_finished.load(Ordering::Relaxed)
+    }
+
+    /// Whether it ends, or has ended, because it was told to.
+    pub(crate) fn was_told_to_end(&self) -> bool {
+        self.told_to_end.load(Ordering::SeqCst)
     }
 
     /// Waits until it has ended.
@@ -199,6 +222,9 @@ impl Worker {
 
     /// Asks it to end, and ends it when it does not within `patience`.
     pub(crate) async fn stop(&self, patience: Duration) {
+        if self.is_alive() {
+            self.told_to_end.store(true, Ordering::SeqCst);
+        }
         // A worker that is gone needs no order.
         let _ = self.orders.send(Order::Quit);
         if tokio::time::timeout(patience, self.ended()).await.is_err() {
@@ -263,7 +289,7 @@ struct Life {
 impl Life {
     async fn run(
         mut self,
-        mut reader: OwnedReadHalf,
+        mut reader: BufReader<OwnedReadHalf>,
         mut writer: OwnedWriteHalf,
         mut order_queue: mpsc::UnboundedReceiver<Order>,
         orders: mpsc::UnboundedSender<Order>,

@@ -14,6 +14,7 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::thinking::{Thinking, opens_thoughts};
 use npuhal_models::window::{Overflow, PromptTruncation, Truncation};
 use npuhal_models::{ControlTokens, Specials, Tokenizer};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -24,7 +25,8 @@ const TAIL_IDS: usize = 16;
 /// Runs jobs until the parent has gone.
 pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
     let Loaded { session, tokenizer, prompter, overflow, .. } = loaded;
-    let desk = Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports };
+    let context_lost = Cell::new(false);
+    let desk = Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports, context_lost };
     match session {
         Session::Stepper(stepper) => desk.run_batch(Batch::new(stepper, &tokenizer), queue),
         generator => desk.run_generator(TextGenerator::new(generator), queue),
@@ -38,6 +40,8 @@ struct Desk<'a> {
     overflow: Overflow,
     running: &'a Running,
     reports: &'a Reports,
+    /// Whether a job has cost the device its context, and no later one has run.
+    context_lost: Cell<bool>,
 }
 
 /// A job of which some choices are not complete.
@@ -54,6 +58,21 @@ impl Desk<'_> {
     fn end(&self, id: JobId, event: JobEvent) -> io::Result<()> {
         self.running.remove(id);
         self.send(id, event)
+    }
+
+    /// The device has computed something for the job: it has a context.
+    fn device_answers(&self, id: JobId) -> io::Result<()> {
+        if self.context_lost.replace(false) { self.send(id, JobEvent::ContextRebuilt) } else { Ok(()) }
+    }
+
+    /// What the parent is told of `error`.
+    fn failure(&self, error: GenerateError, context: usize) -> JobFailure {
+        if let GenerateError::Run(error) = &error
+            && error.loses_context()
+        {
+            self.context_lost.set(true);
+        }
+        failure(error, context)
     }
 
     fn run_batch(&self, mut batch: Batch<'_>, queue: &Queue) -> io::Result<()> {
@@ -127,8 +146,14 @@ impl Desk<'_> {
         open: &mut HashMap<JobId, Open>,
     ) -> io::Result<()> {
         match event {
-            BatchEvent::Prefill { done, total } => self.send(id, JobEvent::Prefill { done, total }),
-            BatchEvent::Piece(piece) => self.send(id, piece_event(choice, piece)),
+            BatchEvent::Prefill { done, total } => {
+                self.device_answers(id)?;
+                self.send(id, JobEvent::Prefill { done, total })
+            }
+            BatchEvent::Piece(piece) => {
+                self.device_answers(id)?;
+                self.send(id, piece_event(choice, piece))
+            }
             BatchEvent::Ended(generation) => {
                 self.send(id, ended_event(choice, *generation))?;
                 match open.get_mut(&id) {
@@ -147,7 +172,7 @@ impl Desk<'_> {
                 if let Some(job) = open.remove(&id) {
                     job.control.cancel();
                 }
-                self.end(id, JobEvent::Failed(failure(error, positions)))
+                self.end(id, JobEvent::Failed(self.failure(error, positions)))
             }
             _ => Ok(()),
         }
@@ -176,7 +201,7 @@ impl Desk<'_> {
         choices.sent?;
         Ok(match done {
             Ok(_) => JobEvent::Finished,
-            Err(error) => JobEvent::Failed(failure(error, positions)),
+            Err(error) => JobEvent::Failed(self.failure(error, positions)),
         })
     }
 
@@ -256,7 +281,7 @@ impl Choices<'_, '_> {
     fn send(&mut self, event: JobEvent) {
         self.desk.running.stepped();
         if self.sent.is_ok() {
-            self.sent = self.desk.send(self.id, event);
+            self.sent = self.desk.device_answers(self.id).and_then(|()| self.desk.send(self.id, event));
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::Host;
 use crate::args::{ChatArgs, GenerationArgs, ModelArgs};
 use crate::client::variable;
 use crate::error::CliError;
-use crate::terminal::{complain, say};
+use crate::terminal::complain;
 use local::Local;
 use npuhal_models::template::ChatMessage;
 use remote::Remote;

@@ -5,7 +5,6 @@ use crate::Host;
 use crate::args::{GenerationArgs, ThinkMode};
 use crate::client::{ApiError, Client};
 use crate::error::CliError;
-use crate::terminal::say;
 use crate::thoughts::Speaker;
 use npuhal_models::sequence::Piece;
 use npuhal_models::template::ChatMessage;
