@@ -21,6 +21,7 @@ mod npu;
 mod packed;
 mod planner;
 mod session;
+mod suggestion;
 mod terminal;
 mod thoughts;
 mod window;

@@ -6,6 +6,7 @@ use crate::command::list;
 use crate::command::run::{answer, stats_line, tell_phases};
 use crate::error::CliError;
 use crate::session::plan;
+use crate::suggestion;
 use crate::terminal::{complain, say};
 use crate::window::Prompter;
 use npuhal_models::generate::TextGenerator;
@@ -30,6 +31,7 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
     let tokenizer = plan.tokenizer(host)?;
     let prompter = Prompter::new(&plan.model, &tokenizer)?;
     let mut generator = TextGenerator::new(plan.open()?);
+    let suggested = suggestion::follow(host, plan.model.suggested_sampling(), args, &generator);
     let opening: Vec<ChatMessage> =
         args.system.as_deref().map(|system| ChatMessage::new("system", system)).into_iter().collect();
     let mut messages = opening.clone();
@@ -67,7 +69,7 @@ pub(crate) fn chat(host: &Host, model: &ModelArgs, args: &GenerationArgs) -> Res
                 let host = host.with_fresh_control();
                 let answered = prompter
                     .fitted(&host, args, &messages, generator.positions())
-                    .and_then(|ids| answer(&host, args, &mut generator, &tokenizer, ids));
+                    .and_then(|ids| answer(&host, args, &mut generator, &tokenizer, &suggested, ids));
                 match answered {
                     Ok(answer) => {
                         say("\n")?;
