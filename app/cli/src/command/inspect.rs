@@ -70,7 +70,8 @@ fn hub_directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), Cli
     });
     extend(&mut report, model_parts(&model).map(|(name, part)| (name.to_owned(), part)));
     extend(&mut report, [("routes".to_owned(), routes(host, &model)?)]);
-    let state = "every tensor lies within its file and has the shape that config.json states; there is no checksum to compare";
+    let state =
+        "every tensor lies within its file and has the shape that config.json states; there is no checksum to compare";
     extend(&mut report, [("integrity".to_owned(), json!({ "state": state }))]);
     if args.all {
         let shape = |tensor: &Tensor| format!("{} {} × {}", tensor.weight_type(), tensor.rows(), tensor.cols());
