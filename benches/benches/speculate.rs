@@ -1,7 +1,8 @@
 //! Prompt lookup against plain decoding on real models, in alternating pairs: prompts whose answers repeat parts of them
 //! (edits, extracts, summaries), and free text. The answers are compared; the decode times are told as a ratio.
 //!
-//! `NPUHAL_BENCH_ROUNDS` pairs a prompt (3), `NPUHAL_BENCH_THREADS` threads (those of the machine).
+//! `NPUHAL_BENCH_ROUNDS` pairs a prompt (3), `NPUHAL_BENCH_THREADS` threads (those of the machine), `NPUHAL_BENCH_MODEL` one
+//! model of the catalogue (two).
 
 use npuhal_core::pipeline::Pipeline;
 use npuhal_core::stage::{Control, Session};
@@ -61,7 +62,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let threads = number("NPUHAL_BENCH_THREADS").unwrap_or(cores);
     let mut out = stdout();
     writeln!(out, "plain and prompt-lookup in turn, {rounds} pairs, {threads} threads, at most {MAX_TOKENS} tokens")?;
-    for name in MODELS.into_iter().take(if is_test { 1 } else { MODELS.len() }) {
+    let asked = std::env::var("NPUHAL_BENCH_MODEL").ok();
+    let models: Vec<&str> = asked.as_deref().map_or_else(|| MODELS.to_vec(), |name| vec![name]);
+    for name in models.into_iter().take(if is_test { 1 } else { MODELS.len() }) {
         let Some(path) = npuhal_tests::models::path(name) else { continue };
         let model = ModelSource::open(&path)?;
         let mut bed = Bed::new(&model, threads)?;

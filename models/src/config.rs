@@ -350,8 +350,7 @@ impl ModelConfig {
         self.kv_heads.saturating_mul(self.head_dim)
     }
 
-    /// Bytes of a KV cache of `positions` with `element_bytes` an element; also what decoding a token after `positions` reads
-    /// of it. Saturates.
+    /// Bytes of a KV cache that keeps all of `positions` in every layer, with `element_bytes` an element. Saturates.
     #[must_use]
     pub fn kv_bytes(&self, positions: usize, element_bytes: usize) -> u64 {
         [self.kv_width(), positions, element_bytes]

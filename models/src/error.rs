@@ -1,5 +1,6 @@
 //! Errors of model files.
 
+use crate::clip::Clipped;
 use crate::package::PackageError;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -17,7 +18,7 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// The file is damaged, truncated or not of its format.
-    #[error("{}: {field}: {reason}", path.display())]
+    #[error("{}: {}: {}", path.display(), Clipped(field), Clipped(reason))]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -27,7 +28,7 @@ pub enum ModelError {
         reason: String,
     },
     /// The file is sound but declares something that is not implemented.
-    #[error("{}: {feature} is not supported; supported: {supported}", path.display())]
+    #[error("{}: {} is not supported; supported: {supported}", path.display(), Clipped(feature))]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -37,7 +38,7 @@ pub enum ModelError {
         supported: String,
     },
     /// Something every model of this kind has is not in the file.
-    #[error("{}: {what} is missing{}", path.display(), if remedy.is_empty() { String::new() } else { format!("; {remedy}") })]
+    #[error("{}: {} is missing{}", path.display(), Clipped(what), if remedy.is_empty() { String::new() } else { format!("; {remedy}") })]
     Missing {
         /// The file.
         path: PathBuf,

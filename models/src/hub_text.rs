@@ -251,12 +251,15 @@ fn optional<T: Default + serde::de::DeserializeOwned>(name: &str, bytes: Option<
 fn read_file(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     let path = directory.join(name);
     let refused = |reason: String| TextError::TokenizerFile { file: path.display().to_string(), reason };
-    let file = match File::open(&path) {
-        Ok(file) => file,
+    // Asked before opening: opening a pipe would wait for its writer.
+    match std::fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => return Err(refused("wanted a regular file, found something else".to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(refused(error.to_string())),
-    };
+    }
     let mut bytes = Vec::new();
+    let file = File::open(&path).map_err(|error| refused(error.to_string()))?;
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| refused(error.to_string()))?;
     if bytes.len() as u64 > limit {
         return Err(refused(format!("wanted at most {limit} bytes, found more")));

@@ -13,6 +13,7 @@
 pub mod batch;
 mod cached;
 pub mod catalogue;
+mod clip;
 pub mod config;
 pub mod detokenizer;
 pub mod error;

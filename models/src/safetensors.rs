@@ -291,14 +291,22 @@ impl SafetensorsCheckpoint {
     }
 }
 
-/// Whether `name` is the name of a file in the same directory.
+/// Whether `name` is the name of a file in the same directory, as systems and messages take them.
 pub(crate) fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+    let is_separator = |c: char| matches!(c, '/' | '\\') || c.is_control();
+    !name.is_empty() && name.len() <= MAX_NAME_BYTES && name != "." && name != ".." && !name.contains(is_separator)
 }
+
+/// Longest name of a file on the usual systems.
+const MAX_NAME_BYTES: usize = 255;
 
 /// The contents of a small file.
 pub(crate) fn read_bounded(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(malformed(path, "the file", "wanted a regular file, found something else".to_owned()));
+    }
     let mut text = Vec::new();
     File::open(path).map_err(io)?.take(limit_bytes + 1).read_to_end(&mut text).map_err(io)?;
     if text.len() as u64 > limit_bytes {

@@ -12,8 +12,10 @@
 //!   whose cumulative probability exceeds it.
 
 mod params;
+mod suggested;
 
 pub use params::{MAX_BIASES, PenaltyRule, SamplingError, SamplingParams, choice_seed};
+pub use suggested::SuggestedSampling;
 
 use crate::pcg::Pcg64;
 use npuhal_core::RunError;

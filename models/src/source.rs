@@ -7,7 +7,7 @@ use crate::hub_model;
 use crate::hub_text::HubTextFiles;
 use crate::package::{self, OpenOptions, Package};
 use crate::q4nx::{TiledTensor, directory};
-use crate::sampling::SamplingParams;
+use crate::sampling::SuggestedSampling;
 use crate::tensor::Tensor;
 use crate::vocabulary::Vocabulary;
 use npuhal_core::stage::Control;
@@ -121,7 +121,7 @@ pub struct ModelSource {
     vocabulary: Vocabulary,
     tensors: BTreeMap<TensorRole, Tensor>,
     tiled: BTreeMap<TensorRole, TiledTensor>,
-    suggested_sampling: Option<SamplingParams>,
+    suggested_sampling: Option<SuggestedSampling>,
 }
 
 impl ModelSource {
@@ -176,7 +176,7 @@ impl ModelSource {
 
     /// The same with the sampling that its authors suggest.
     #[must_use]
-    pub fn with_suggested_sampling(mut self, sampling: Option<SamplingParams>) -> Self {
+    pub fn with_suggested_sampling(mut self, sampling: Option<SuggestedSampling>) -> Self {
         self.suggested_sampling = sampling;
         self
     }
@@ -224,9 +224,9 @@ impl ModelSource {
         &self.vocabulary
     }
 
-    /// The sampling that the model's authors suggest (`generation_config.json`); `None` where they state none.
+    /// The sampling that the model's authors suggest; `None` where they suggest none.
     #[must_use]
-    pub fn suggested_sampling(&self) -> Option<&SamplingParams> {
+    pub fn suggested_sampling(&self) -> Option<&SuggestedSampling> {
         self.suggested_sampling.as_ref()
     }
 

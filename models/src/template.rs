@@ -10,6 +10,8 @@ mod rewrite;
 mod seal;
 mod zone;
 
+pub use clock::strftime_utc;
+
 use crate::text_error::TextError;
 use crate::tokenizer::{Specials, Tokenizer};
 use crate::vocabulary::Vocabulary;

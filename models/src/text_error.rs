@@ -1,5 +1,6 @@
 //! Errors of tokenizers and chat templates.
 
+use crate::clip::{Clipped, Quoted};
 use npuhal_core::stage::TokenId;
 use std::time::Duration;
 use thiserror::Error;
@@ -9,7 +10,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum TextError {
     /// The file's tokenizer model is not implemented.
-    #[error("tokenizer model {model:?} is not supported; supported: {supported}")]
+    #[error("tokenizer model {} is not supported; supported: {supported}", Quoted(model))]
     UnsupportedModel {
         /// What the file states.
         model: String,
@@ -17,7 +18,7 @@ pub enum TextError {
         supported: &'static str,
     },
     /// The file's pre-tokenizer is not implemented.
-    #[error("pre-tokenizer {name:?} is not supported; supported: {supported}")]
+    #[error("pre-tokenizer {} is not supported; supported: {supported}", Quoted(name))]
     UnsupportedPreTokenizer {
         /// What the file states.
         name: String,
@@ -25,7 +26,11 @@ pub enum TextError {
         supported: &'static str,
     },
     /// The vocabulary contradicts itself.
-    #[error("vocabulary: {field}: wanted {wanted}, found {found}; the model file is damaged or badly converted")]
+    #[error(
+        "vocabulary: {field}: wanted {}, found {}; the model file is damaged or badly converted",
+        Clipped(wanted),
+        Clipped(found)
+    )]
     Vocabulary {
         /// Part of the vocabulary.
         field: &'static str,
@@ -49,7 +54,7 @@ pub enum TextError {
         character: char,
     },
     /// A part of a tokenizer that is declared and not implemented.
-    #[error("the tokenizer declares {feature}, which is not supported; its ids would be wrong without it")]
+    #[error("the tokenizer declares {}, which is not supported; its ids would be wrong without it", Clipped(feature))]
     UnsupportedFeature {
         /// What the file declares.
         feature: String,
@@ -71,7 +76,7 @@ pub enum TextError {
         limit: Duration,
     },
     /// A file of a tokenizer is damaged.
-    #[error("{file}: {reason}")]
+    #[error("{}: {}", Clipped(file), Clipped(reason))]
     TokenizerFile {
         /// Which file.
         file: String,

@@ -140,7 +140,8 @@ fn declared_features_are_refused_by_name_unless_neutral() {
     for arch in ["qwen2", "qwen3"] {
         window(arch, Meta::U32(128)).unwrap();
         window(arch, Meta::U32(0)).unwrap();
-        assert_refused(arch, window(arch, Meta::U32(127)), &["attention.sliding_window = 127", "supported: 0"]);
+        let parts = ["attention.sliding_window = 127", "supported: 0", "sliding_window_pattern, a bool for each layer"];
+        assert_refused(arch, window(arch, Meta::U32(127)), &parts);
     }
     assert_refused("unknown", with("warp_factor", &Meta::U32(9)), &["key \"llama.warp_factor\" = 9", "not supported"]);
     with("tensor_data_layout", &Meta::text("Meta AI original pth")).unwrap();
@@ -243,6 +244,10 @@ fn windows_are_read_by_layer() {
     assert_refused("short", short.open(), &["sliding_window_pattern: wanted a bool for each of 2 layers"]);
     let whole = tiny_model("llama").set("llama.attention.sliding_window", Meta::U32(128));
     assert!(open(whole).is_empty(), "a window of the whole context is none");
+    let flags = Meta::Array(7, vec![Meta::Bool(false), Meta::Bool(true)]);
+    let qwen = tiny_model("qwen2").set("qwen2.attention.sliding_window", Meta::U32(32));
+    let qwen = qwen.set("qwen2.attention.sliding_window_pattern", flags);
+    assert_eq!(open(qwen), [LayerAttention::default(), windowed]);
 }
 
 #[test]
@@ -459,6 +464,49 @@ fn there_may_be_fewer_tokens_than_rows() {
     let padded = tiny_model("llama").drop_tensor("token_embd.weight").q8_0("token_embd.weight", &[HIDDEN, 16]);
     let model = padded.open().unwrap();
     assert_eq!((model.config().vocab_size, model.vocabulary().tokens.len()), (16, 8));
+}
+
+#[test]
+fn suggested_sampling_is_read_or_left_out_by_name() {
+    let with = |entries: &[(&str, Meta)]| {
+        let mut writer = tiny_model("llama");
+        for (key, value) in entries {
+            writer = writer.set(&format!("general.sampling.{key}"), value.clone());
+        }
+        writer.open().unwrap().suggested_sampling().cloned()
+    };
+    assert_eq!(with(&[]), None);
+    let all = [
+        ("temp", Meta::F32(0.6)),
+        ("top_k", Meta::I32(20)),
+        ("top_p", Meta::F32(0.95)),
+        ("min_p", Meta::F32(0.0)),
+        ("penalty_repeat", Meta::F32(1.05)),
+        ("penalty_last_n", Meta::I32(64)),
+        ("mirostat", Meta::I32(0)),
+        ("xtc_threshold", Meta::F32(0.1)),
+    ];
+    let suggested = with(&all).unwrap();
+    let params = &suggested.params;
+    assert_eq!((params.temperature, params.top_k, params.top_p, params.min_p), (0.6, 20, 0.95, 0.0));
+    assert_eq!((params.repetition_penalty, params.penalty_window), (1.05, Some(64)));
+    assert!(suggested.left_out.is_empty());
+    let text = "temperature 0.6, top-p 0.95, top-k 20, repetition penalty 1.05, over the last 64 tokens";
+    assert_eq!(suggested.to_string(), text);
+    // The library that the suggestion was written for has a temperature of 1.
+    assert_eq!(with(&[("top_k", Meta::I32(64))]).unwrap().params.temperature, 1.0);
+    assert_eq!(with(&[("temp", Meta::F32(0.0)), ("top_k", Meta::I32(64))]).unwrap().params.temperature, 0.0);
+    assert_eq!(with(&[("temp", Meta::F32(-1.0)), ("penalty_last_n", Meta::I32(-1))]), None);
+    let left_out = |key: &str, value: Meta, wanted: &str| {
+        assert_eq!(with(&[(key, value)]).unwrap().left_out, [wanted]);
+    };
+    left_out("temp", Meta::F32(9.0), "general.sampling.temp = 9");
+    left_out("temp", Meta::F32(f32::NAN), "general.sampling.temp = NaN");
+    left_out("top_p", Meta::F32(0.0), "general.sampling.top_p = 0");
+    left_out("top_k", Meta::F32(1.5), "general.sampling.top_k = 1.5");
+    left_out("top_k", Meta::text("many"), "general.sampling.top_k = \"many\"");
+    left_out("mirostat", Meta::I32(2), "general.sampling.mirostat = 2");
+    left_out("sequence", Meta::text("top_k;top_p"), "general.sampling.sequence = \"top_k;top_p\"");
 }
 
 #[test]

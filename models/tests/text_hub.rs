@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
+use unicode_normalization_alignments::UnicodeNormalization as _;
 
 /// Small tokenizers of every kind, by name.
 const KINDS: [(&str, &str); 10] = [
@@ -26,6 +27,15 @@ const QWEN3_ROWS: usize = 151_936;
 
 static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
     KINDS.iter().map(|(name, text)| (*name, tokenizer(&stored(text)["tokenizer"].to_string()))).collect()
+});
+/// Published vocabularies, of Qwen3 an excerpt with all bytes.
+static PUBLISHED: LazyLock<[(&str, Tokenizer); 3]> = LazyLock::new(|| {
+    let qwen3 = files(QWEN3).vocabulary(QWEN3_ROWS).unwrap();
+    [
+        ("qwen3", Tokenizer::from_vocabulary(&qwen3).unwrap()),
+        ("tiny", tokenizer(include_str!("data/text/tiny_tokenizer/tokenizer.json"))),
+        ("linear", tokenizer(include_str!("data/text/tokenizer_linear.json"))),
+    ]
 });
 
 /// Writes a measurement past the test harness.
@@ -328,6 +338,9 @@ fn parts_that_are_not_implemented_are_refused_by_name() {
             json!({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "StripAccents"}]}}),
             "StripAccents",
         ),
+        (json!({"normalizer": {"type": "Sequence", "normalizers": doubling("a")}}), "1048576 times as long"),
+        (json!({"decoder": {"type": "Sequence", "decoders": doubling("▁")}, "pre_tokenizer": null}), "1048576 times"),
+        (json!({"normalizer": {"type": "Prepend", "prepend": "x".repeat(300)}}), "301 times as long"),
         (json!({"pre_tokenizer": {"type": "BertPreTokenizer"}}), "BertPreTokenizer"),
         (json!({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true}}), "add_prefix_space"),
         (json!({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "other": 1}}), "other"),
@@ -355,6 +368,29 @@ fn parts_that_are_not_implemented_are_refused_by_name() {
         let message = Tokenizer::from_vocabulary(&vocabulary).unwrap_err().to_string();
         assert!(message.contains(wanted) && message.contains("not supported"), "{message}");
     }
+}
+
+/// Twenty replacements of `text` by twice the same.
+fn doubling(text: &str) -> Vec<Value> {
+    let one = json!({"type": "Replace", "pattern": {"String": text}, "content": text.repeat(2)});
+    vec![one; 20]
+}
+
+/// What files say in messages is cut, and files that are none are not read.
+#[test]
+fn messages_are_bounded_and_only_files_are_read() {
+    let long = "x".repeat(1 << 20);
+    let mut value = stored(include_str!("data/text/tokenizer_linear.json"));
+    value["added_tokens"][0]["id"] = json!(long);
+    value["model"]["type"] = json!(long);
+    for value in [value.clone(), json!({ "model": long }), json!({ "model": {"vocab": {(long.clone()): "\n"}} })] {
+        let message = files(&value.to_string()).vocabulary(64).unwrap_err().to_string();
+        assert!(message.len() < 1000 && message.lines().count() == 1, "{} bytes", message.len());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("tokenizer.json")).unwrap();
+    let message = HubTextFiles::read(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("wanted a regular file"), "{message}");
 }
 
 #[test]
@@ -420,9 +456,31 @@ proptest! {
         }
     }
 
+    /// Text comes back composed where the file composes characters, and unchanged where it does not.
+    #[test]
+    fn any_text_survives_published_vocabularies(
+        text in any::<String>(),
+        marks in r"(e|a|A|o|\u{301}|\u{30a}|\u{327}|ﬁ|Å|가|\u{1100}|\u{1161}|<think>|<\|im_end\|>| |\n|7){0,16}",
+        few in "(a|b| |<think>|</think>){0,40}",
+    ) {
+        let [(_, qwen3), (_, tiny), (_, linear)] = &*PUBLISHED;
+        for text in [&text, &marks, &few] {
+            let composed: String = text.nfc().map(|(c, _)| c).collect();
+            for (tokenizer, wanted) in [(qwen3, &composed), (tiny, text)] {
+                let ids = tokenizer.encode(text, Specials::Plain).unwrap();
+                prop_assert!(!ids.iter().any(|id| tokenizer.is_control(*id)));
+                prop_assert_eq!(&tokenizer.decode(&ids, ControlTokens::Show), wanted);
+                prop_assert_eq!(&stream(tokenizer, &ids, ControlTokens::Show), wanted);
+            }
+        }
+        let ids = linear.encode(&few, Specials::Plain).unwrap();
+        prop_assert_eq!(&linear.decode(&ids, ControlTokens::Show), &few);
+        prop_assert_eq!(&stream(linear, &ids, ControlTokens::Show), &few);
+    }
+
     #[test]
     fn the_stream_equals_the_whole(picks in prop::collection::vec(any::<prop::sample::Index>(), 0..40)) {
-        for (name, tokenizer) in TOKENIZERS.iter() {
+        for (name, tokenizer) in TOKENIZERS.iter().chain(&*PUBLISHED) {
             let ids: Vec<u32> = picks.iter().map(|pick| pick.index(tokenizer.vocab_size() + 2) as u32).collect();
             for controls in [ControlTokens::Show, ControlTokens::Hide] {
                 prop_assert_eq!(stream(tokenizer, &ids, controls), tokenizer.decode(&ids, controls), "{}", name);

@@ -157,17 +157,51 @@ fn scaled_rotations_agree_between_formats_and_with_the_reference() {
         ModelSpec { layers: 7, window_period: None, window: 3, ..plain(Architecture::Gemma3, WeightType::F32) },
         ModelSpec { rope_factor: Some(8.0), rope_theta: 1e6, ..plain(Architecture::Gemma3, WeightType::F32) },
     ];
+    assert_agreement(&specs);
+}
+
+#[test]
+fn caps_query_scales_and_windows_of_some_layers_agree_between_formats_and_with_the_reference() {
+    let gemma = || plain(Architecture::Gemma3, WeightType::F32);
+    let specs = [
+        ModelSpec { softcap: Some(2.5), ..gemma() },
+        ModelSpec { query_scalar: Some(36.0), ..gemma() },
+        ModelSpec { softcap: Some(1.5), query_scalar: Some(3.0), window: 2, ..gemma() },
+        ModelSpec { windowed_from: Some(1), window: 3, ..plain(Architecture::Qwen2, WeightType::F32) },
+        ModelSpec { windowed_from: Some(0), window: 4, ..plain(Architecture::Qwen3, WeightType::F32) },
+        ModelSpec { layers: 3, windowed_from: Some(2), window: 1, ..plain(Architecture::Qwen3, WeightType::F32) },
+    ];
+    assert_agreement(&specs);
+    // They make a difference, or the comparison says nothing.
+    let unlike = |spec: ModelSpec, other: ModelSpec| {
+        let of = |spec: &ModelSpec| {
+            let folder = tempfile::tempdir().unwrap();
+            logits(&ModelSource::open(&gguf(spec, folder.path())).unwrap(), Numerics::Exact)
+        };
+        let distance = farthest(&of(&spec), &of(&other));
+        assert!(distance > 1e-3, "{distance:e}: {spec:?}");
+    };
+    for spec in specs {
+        let neutral = ModelSpec { softcap: None, query_scalar: None, windowed_from: None, ..spec.clone() };
+        unlike(spec, neutral);
+    }
+}
+
+fn assert_agreement(specs: &[ModelSpec]) {
     for spec in specs {
         let folder = tempfile::tempdir().unwrap();
-        let from_gguf = logits(&ModelSource::open(&gguf(&spec, folder.path())).unwrap(), Numerics::Exact);
-        let from_hub = logits(&hub(&HubDirectory::new(&spec), 1).1.unwrap(), Numerics::Exact);
+        let from_gguf = ModelSource::open(&gguf(spec, folder.path())).unwrap();
+        let fast = logits(&from_gguf, Numerics::Fast);
+        let from_gguf = logits(&from_gguf, Numerics::Exact);
+        let from_hub = logits(&hub(&HubDirectory::new(spec), 1).1.unwrap(), Numerics::Exact);
         let file = spec.build();
         let reference = Reference::new(&file).unwrap().forward(&tokens(), LogitsOf::All).unwrap().logits;
         let reference: Vec<Vec<f32>> =
             reference.iter().map(|row| row.iter().map(|logit| *logit as f32).collect()).collect();
         // GGUF files state Llama 3's factors in f32.
         assert!(farthest(&from_hub, &from_gguf) < 1e-5, "{:?}", spec.scaling);
-        assert!(farthest(&from_gguf, &reference) < 1e-5, "{:?}: {}", spec.scaling, farthest(&from_gguf, &reference));
+        assert!(farthest(&from_gguf, &reference) < 1e-5, "{spec:?}: {}", farthest(&from_gguf, &reference));
+        assert!(farthest(&fast, &reference) < 2e-3, "{spec:?}: {}", farthest(&fast, &reference));
     }
 }
 
@@ -219,8 +253,16 @@ fn a_hub_directory_brings_its_tokenizer_ends_and_sampling() {
     assert_eq!(tokenizer.decode(&ids, ControlTokens::Show), "hello the");
     assert!(ids.len() < 5, "merges are used: {ids:?}");
     assert!(!model.vocabulary().eos.is_empty());
-    let sampling = model.suggested_sampling().unwrap();
+    let sampling = &model.suggested_sampling().unwrap().params;
     assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k), (0.6, 0.95, 50));
+    let suggested = |generation: Value| {
+        let directory = HubDirectory { generation, ..HubDirectory::new(&plain(Architecture::Llama, WeightType::F32)) };
+        hub(&directory, 1).1.unwrap().suggested_sampling().cloned()
+    };
+    assert_eq!(suggested(json!({ "temperature": 0.6, "num_beams": 1, "typical_p": 1.0 })), None, "it does not draw");
+    let beams = suggested(json!({ "num_beams": 4, "bad_words_ids": [[1]], "suppress_tokens": [] })).unwrap();
+    assert_eq!(beams.left_out, ["num_beams = 4", "bad_words_ids = [[1]]"]);
+    assert_eq!(beams.to_string(), "greedy");
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! Tokenizer and chat template of the real models against stored ids and texts.
+//! Tokenizer and chat template of the real models against stored ids and texts, and what holds of any text.
 
 use npuhal_models::{
-    ChatInput, ChatMessage, ChatTemplate, ControlTokens, ModelSource, Specials, Tokenizer, encode_chat,
+    ChatInput, ChatMessage, ChatTemplate, ControlTokens, ModelSource, Specials, StreamDetokenizer, Tokenizer,
+    encode_chat,
 };
+use proptest::prelude::*;
 use serde_json::Value;
+use std::sync::LazyLock;
 
 #[test]
 fn smollm2() {
@@ -43,6 +46,52 @@ fn check(model: &str, golden: &str) {
     let controls = |ids: &[u32]| ids.iter().filter(|id| tokenizer.is_control(**id)).count();
     assert_eq!(controls(&safe), controls(&ids(&golden["prompts"][0]["ids"])));
     assert_eq!(tokenizer.decode(&safe, ControlTokens::Show), template.render(&evil).unwrap());
+}
+
+/// The whole vocabularies of the catalogue: byte-level BPE, and SentencePiece with byte fallback (Gemma's spaces are `▁`).
+static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
+    let tokenizer = |name| {
+        let model = ModelSource::open(&npuhal_tests::models::path(name)?).unwrap();
+        Some((name, Tokenizer::from_vocabulary(model.vocabulary()).unwrap()))
+    };
+    ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma3-270m"].into_iter().filter_map(tokenizer).collect()
+});
+
+fn stream(tokenizer: &Tokenizer, ids: &[u32], controls: ControlTokens) -> String {
+    let mut detokenizer = StreamDetokenizer::new(tokenizer, controls);
+    let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
+    text.push_str(&detokenizer.flush());
+    text
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_text_comes_back(
+        text in any::<String>(),
+        words in r"( |  |the|The|über|I'll|<\|im_end\|>|<end_of_turn>|<bos>|12345|\t|\n\n|é|e\u{301}|🙂|你好|\u{feff}|\u{200d}){0,24}",
+    ) {
+        for (name, tokenizer) in TOKENIZERS.iter() {
+            for text in [&text, &words] {
+                let ids = tokenizer.encode(text, Specials::Plain).unwrap();
+                prop_assert!(!ids.iter().any(|id| tokenizer.is_control(*id)), "{name}");
+                let wanted = if *name == "gemma3-270m" { text.replace('\u{2581}', " ") } else { text.clone() };
+                prop_assert_eq!(&tokenizer.decode(&ids, ControlTokens::Show), &wanted, "{}", name);
+                prop_assert_eq!(&stream(tokenizer, &ids, ControlTokens::Show), &wanted, "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn any_ids_are_streamed_as_the_whole(picks in prop::collection::vec(any::<prop::sample::Index>(), 0..60)) {
+        for (name, tokenizer) in TOKENIZERS.iter() {
+            let ids: Vec<u32> = picks.iter().map(|pick| pick.index(tokenizer.vocab_size() + 2) as u32).collect();
+            for controls in [ControlTokens::Show, ControlTokens::Hide] {
+                prop_assert_eq!(stream(tokenizer, &ids, controls), tokenizer.decode(&ids, controls), "{}", name);
+            }
+        }
+    }
 }
 
 fn list(value: &Value) -> &[Value] {

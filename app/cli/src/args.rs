@@ -216,25 +216,25 @@ pub(crate) struct GenerationArgs {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
 
-    /// Randomness, 0 to 2; 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    pub(crate) temperature: f64,
+    /// Randomness, 0 to 2; 0 is greedy [default: what the model's authors suggest, or else 0; also of the next four]
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f64>,
 
-    /// Keep the most probable tokens that reach this probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    pub(crate) top_p: f64,
+    /// Keep the most probable tokens that reach this probability together; 1 keeps all
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f64>,
 
     /// Keep the K most probable tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub(crate) top_k: u32,
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
 
-    /// Drop tokens less probable than this share of the best one
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    pub(crate) min_p: f64,
+    /// Drop tokens less probable than this share of the best one; 0 keeps all
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f64>,
 
     /// Divide the logits of tokens seen before; 1 is off
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
-    pub(crate) repetition_penalty: f64,
+    #[arg(long, value_name = "R")]
+    pub(crate) repetition_penalty: Option<f64>,
 
     /// Lower the logits of tokens seen before, once
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]

@@ -22,6 +22,7 @@ mod packed;
 mod planner;
 mod session;
 mod sse;
+mod suggestion;
 mod terminal;
 mod thoughts;
 mod window;

@@ -42,7 +42,8 @@ pub(crate) fn for_device(
     {
         return Ok(model);
     }
-    Ok(ModelSource::open(&obtain(host, model.path())?)?)
+    let packed = ModelSource::open(&obtain(host, model.path())?)?;
+    Ok(packed.with_suggested_sampling(model.suggested_sampling().cloned()))
 }
 
 /// The packed form of the GGUF file at `gguf`, from the cache where it is there and sound.

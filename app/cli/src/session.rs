@@ -266,23 +266,33 @@ pub(crate) fn tokenizer(host: &Host, model: &ModelSource) -> Result<Tokenizer, C
 impl GenerationArgs {
     /// Finds out usage errors before a model is fetched or loaded.
     pub(crate) fn check(&self) -> Result<(), CliError> {
-        self.request(Vec::new(), 1).map(drop)
+        self.request(Vec::new(), 1, &SamplingParams::default()).map(drop)
     }
 
-    /// A request for the answer to `prompt`; `positions` is the context.
-    pub(crate) fn request(&self, prompt: Vec<u32>, positions: usize) -> Result<GenerationRequest, CliError> {
-        let sampling = SamplingParams {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: u64::from(self.top_k),
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
+    /// How tokens are chosen where `suggested` is what the user does not say.
+    pub(crate) fn sampling(&self, suggested: &SamplingParams) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(suggested.temperature),
+            top_p: self.top_p.unwrap_or(suggested.top_p),
+            top_k: self.top_k.map_or(suggested.top_k, u64::from),
+            min_p: self.min_p.unwrap_or(suggested.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(suggested.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.iter().copied().collect(),
             seed: self.seed,
-            ..SamplingParams::default()
-        };
+            ..suggested.clone()
+        }
+    }
+
+    /// A request for the answer to `prompt`; `positions` is the context, `suggested` as in [`GenerationArgs::sampling`].
+    pub(crate) fn request(
+        &self,
+        prompt: Vec<u32>,
+        positions: usize,
+        suggested: &SamplingParams,
+    ) -> Result<GenerationRequest, CliError> {
+        let sampling = self.sampling(suggested);
         sampling.validate().map_err(|error| CliError::Usage(error.to_string()))?;
         let stop = StopStrings::new(self.stop.iter().cloned()).map_err(|error| CliError::Usage(error.to_string()))?;
         let max_tokens = self.max_tokens.map_or(positions, |tokens| tokens as usize);

@@ -1,5 +1,8 @@
 //! Choices, log probabilities, echo, speculation, evaluation and inspection, as a user calls them.
 
+use npuhal_models::WeightType;
+use npuhal_tests::kit::hub::HubDirectory;
+use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
@@ -168,6 +171,93 @@ fn a_text_is_scored_by_several_numerics() {
     assert!((exact - fast).abs() < 0.01 * exact && exact > 1.0, "{exact} {fast}");
     let (_, err) = run(&[&args[..], &["--max-perplexity", "1.5"]].concat(), 1);
     assert!(err.contains("wanted at most 1.5"), "{err}");
+}
+
+#[test]
+fn a_report_of_a_text_says_what_it_was_made_of() {
+    if !has_model() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (text, report) = (folder.path().join("a text.txt"), folder.path().join("report.md"));
+    fs::write(&text, "The quick brown fox jumps over the lazy dog.").unwrap();
+    let args = ["eval", "--perplexity", text.to_str().unwrap(), "--note", "commit 12ab", "--format", "markdown", "-o"];
+    run(&[&args[..], &[report.to_str().unwrap()]].concat(), 0);
+    let report = fs::read_to_string(report).unwrap();
+    let command = format!("npuhal eval --perplexity '{}' -m smollm2-135m --numerics fast", text.display());
+    for part in [
+        command.as_str(),
+        "--note 'commit 12ab'",
+        "* commit 12ab\n",
+        "44 characters, SHA-256 `ef537f25c895bfa782526529a9b63d97aa631564d5d789c2b765448c8635fb6c`",
+        "SHA-256 `b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53`, licence Apache-2.0",
+        "| smollm2-135m | fast ",
+    ] {
+        assert!(report.contains(part), "{part} in\n{report}");
+    }
+}
+
+/// A small random model as users bring them.
+fn small(architecture: Architecture) -> ModelSpec {
+    ModelSpec::small(architecture, Weights::Uniform(WeightType::F32))
+}
+
+#[test]
+fn a_directory_answers_as_its_authors_suggest_unless_flags_say_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    HubDirectory::new(&small(Architecture::Gemma3)).write(folder.path(), 2).unwrap();
+    let path = folder.path().to_str().unwrap();
+    let (out, _) = run(&["inspect", path, "--format", "json"], 0);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["suggested_sampling"]["followed"], "temperature 0.6, top-p 0.95, top-k 50");
+    assert_eq!(report["architecture"]["attention_window"], "5 positions in 1 of 2 layers");
+    assert!(report["integrity"]["state"].as_str().unwrap().starts_with("every tensor lies within its file"));
+    assert_eq!(report["template"]["source"], "built-in ChatML (the model has none)");
+
+    let ask = ["run", "hello", "-m", path, "-n", "12", "--stats"];
+    let (_, err) = run(&ask, 0);
+    let line = "sampling with what the model's authors suggest: temperature 0.6, top-p 0.95, top-k 50; --temperature 0";
+    assert!(err.contains(line) && err.contains("; seed "), "{err}");
+    let seeded = || run(&[&ask[..], &["--seed", "7"]].concat(), 0).0;
+    assert_eq!(seeded(), seeded());
+    let (greedy, err) = run(&[&ask[..], &["--temperature", "0"]].concat(), 0);
+    assert!(!err.contains("suggest") && !err.contains("; seed "), "{err}");
+    assert_eq!(run(&[&ask[..], &["--temperature", "0", "--top-p", "0.5"]].concat(), 0).0, greedy);
+    let (_, err) = run(&["run", "hello", "-m", path, "-n", "2", "-q"], 0);
+    assert_eq!(err, "");
+
+    // A file that suggests nothing is greedy.
+    fs::remove_file(folder.path().join("generation_config.json")).unwrap();
+    let (out, err) = run(&ask, 0);
+    assert!(out == greedy && !err.contains("suggest"), "{err}");
+    let (out, _) = run(&["inspect", path], 0);
+    assert!(out.contains("suggested_sampling  none"), "{out}");
+}
+
+#[test]
+fn any_part_of_a_split_file_is_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = folder.path().join("whole.gguf");
+    let spec = small(Architecture::Qwen3);
+    spec.build().write(&whole).unwrap();
+    let part = |number: usize| folder.path().join(format!("m-{number:05}-of-00003.gguf"));
+    for (index, file) in spec.build().split(3).iter().enumerate() {
+        file.write(&part(index + 1)).unwrap();
+    }
+    let answer = |path: &std::path::Path| run(&["run", "hello", "-m", path.to_str().unwrap(), "-n", "6"], 0).0;
+    assert_eq!(answer(&part(2)), answer(&whole));
+    let (out, _) = run(&["inspect", part(3).to_str().unwrap(), "--format", "json"], 0);
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["tensors"], spec.build().tensors.len());
+    assert!(report["size"].as_str().unwrap().ends_with("kB in 3 files"), "{report:#}");
+    let packed = folder.path().join("packed");
+    let (_, err) = run(&["pack", part(1).to_str().unwrap(), packed.to_str().unwrap()], 1);
+    assert!(err.contains("join them first"), "{err}");
+    fs::remove_file(part(2)).unwrap();
+    for command in [&["inspect"][..], &["run", "hello", "-m"]] {
+        let (_, err) = run(&[command, &[part(1).to_str().unwrap()]].concat(), 1);
+        assert!(err.contains("file 2 of 3 of the model is missing"), "{err}");
+    }
 }
 
 /// A server that answers once with `answer`, whatever is asked; returns its address and what it was asked.

@@ -3,11 +3,16 @@
 //! A page holds one layer's keys and values of one sequence. For each KV head: keys as `[8 blocks][head dim][32 positions]`,
 //! so that scores need no horizontal sums; then values as `[planes of 32 elements][256 positions][32]`, so that each plane
 //! is one sequential stream. Pages are allocated when the first position in them is written.
+//!
+//! A layer with a window forgets: pages that lie before its window and before [`rollback`] positions more take up later
+//! positions. A sequence can be cut back that far; cut back further it keeps nothing, for what the window would show is gone.
 
 use crate::memory::{Scratch, Shared};
 use half::slice::HalfFloatSliceExt;
 use npuhal_core::error::{DeviceError, RunError};
 use npuhal_core::stage::{Row, SequenceId};
+use npuhal_models::ModelConfig;
+use std::ops::Range;
 
 /// Positions of a page.
 pub const PAGE_POSITIONS: usize = 256;
@@ -68,7 +73,16 @@ pub struct Page {
 }
 
 impl Page {
+    /// Whether it holds no memory: its positions are not yet reached, or forgotten.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
     /// All elements; see [`KvShape`].
+    ///
+    /// # Panics
+    /// When it is empty.
     #[must_use]
     pub fn elements(&self, shape: KvShape) -> &[u16] {
         self.data.get(shape.page_len())
@@ -80,7 +94,8 @@ impl Page {
 pub struct KvCache {
     shape: KvShape,
     positions: usize,
-    layers: usize,
+    /// By layer: positions that a query sees, its own included; `None` is all before it.
+    windows: Vec<Option<usize>>,
     sequences: Vec<Sequence>,
 }
 
@@ -92,11 +107,19 @@ struct Sequence {
 }
 
 impl KvCache {
-    /// An empty cache for `sequences` sequences of up to `positions` positions.
+    /// An empty cache for `sequences` sequences of up to `positions` positions, all of which every layer keeps.
     #[must_use]
     pub fn new(shape: KvShape, layers: usize, positions: usize, sequences: usize) -> Self {
-        let sequence = || Sequence { len: 0, pages: (0..layers).map(|_| Vec::new()).collect() };
-        Self { shape, positions, layers, sequences: (0..sequences).map(|_| sequence()).collect() }
+        Self::windowed(shape, vec![None; layers], positions, sequences)
+    }
+
+    /// The same with a window for each layer: the positions that a query of the layer sees, its own included, at least 1; `None`
+    /// is all before it. Layers with a window forget.
+    #[must_use]
+    pub fn windowed(shape: KvShape, windows: Vec<Option<usize>>, positions: usize, sequences: usize) -> Self {
+        let sequence = || Sequence { len: 0, pages: windows.iter().map(|_| Vec::new()).collect() };
+        let sequences = (0..sequences).map(|_| sequence()).collect();
+        Self { shape, positions, windows, sequences }
     }
 
     /// Where things lie in a page.
@@ -120,14 +143,18 @@ impl KvCache {
     /// Bytes of all pages.
     #[must_use]
     pub fn allocated_bytes(&self) -> usize {
-        let pages: usize = self.sequences.iter().flat_map(|sequence| &sequence.pages).map(Vec::len).sum();
-        pages * self.shape.page_len() * 2
+        let pages = self.sequences.iter().flat_map(|sequence| &sequence.pages).flatten();
+        pages.filter(|page| !page.is_empty()).count() * self.shape.page_len() * 2
     }
 
-    /// Forgets positions from `len` on; returns how many remain. Pages are kept for the next tokens.
+    /// Forgets positions from `len` on; returns how many remain: none where a layer has forgotten something that its window
+    /// would show. Pages are kept for the next tokens.
     pub fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
         let Some(sequence) = self.sequences.get_mut(sequence.0 as usize) else { return 0 };
-        sequence.len = sequence.len.min(len);
+        let len = sequence.len.min(len);
+        let mut layers = self.windows.iter().zip(&sequence.pages);
+        let is_whole = layers.all(|(window, pages)| holds_window(*window, pages, len));
+        sequence.len = if is_whole { len } else { 0 };
         sequence.len
     }
 
@@ -138,22 +165,12 @@ impl KvCache {
     /// it held before.
     pub fn admit(&mut self, rows: &[Row]) -> Result<(), RunError> {
         self.check(rows)?;
+        let page_len = self.shape.page_len();
         for row in rows {
-            let pages = row.position as usize / PAGE_POSITIONS + 1;
-            for layer in &mut self.sequences[row.sequence.0 as usize].pages {
-                while layer.len() < pages {
-                    let mut page = Page::default();
-                    page.data.try_reserve::<u16>(self.shape.page_len()).map_err(|_| {
-                        RunError::Device(DeviceError::OutOfMemory {
-                            device: "cpu".to_owned(),
-                            memory: "KV cache memory",
-                            wanted_bytes: (self.shape.page_len() * 2) as u64,
-                            available_bytes: None,
-                            remedy: "shorten the conversation or close other programs".to_owned(),
-                        })
-                    })?;
-                    layer.push(page);
-                }
+            let sequence = &mut self.sequences[row.sequence.0 as usize];
+            for (window, pages) in self.windows.iter().zip(&mut sequence.pages) {
+                let kept_from = window.map_or(0, |window| first_kept(window, sequence.len));
+                make_room(pages, row.position as usize / PAGE_POSITIONS, kept_from, page_len)?;
             }
         }
         Ok(())
@@ -178,7 +195,7 @@ impl KvCache {
             let before = rows[..index].iter().rev().find(|earlier| earlier.sequence == row.sequence);
             let wanted = before.map_or(sequence.len, |earlier| earlier.position as usize + 1);
             // Without layers there is nothing that rows could continue.
-            if self.layers > 0 && row.position as usize != wanted {
+            if !self.windows.is_empty() && row.position as usize != wanted {
                 return Err(RunError::BadRows {
                     reason: format!(
                         "sequence {} continues at position {wanted}, but row {index} is position {}",
@@ -197,13 +214,12 @@ impl KvCache {
         }
     }
 
-    /// Pages of a layer (counted from the segment's first) and sequence.
+    /// Pages of a layer (counted from the segment's first) and sequence, by position; forgotten ones are empty.
     ///
     /// # Panics
     /// When there is no such layer or sequence.
     #[must_use]
     pub fn pages(&self, layer: usize, sequence: SequenceId) -> &[Page] {
-        assert!(layer < self.layers);
         &self.sequences[sequence.0 as usize].pages[layer]
     }
 
@@ -213,6 +229,61 @@ impl KvCache {
         let len = self.shape.page_len();
         self.sequences[row.sequence.0 as usize].pages[layer][page].data.shared(len)
     }
+}
+
+/// Positions before those of its window that a layer keeps, so that a sequence can be cut back.
+#[must_use]
+pub const fn rollback(window: usize) -> usize {
+    if window > PAGE_POSITIONS { window } else { PAGE_POSITIONS }
+}
+
+/// Bytes that `positions` positions of one sequence take at most in the cache of `layers` of a model. Saturates.
+#[must_use]
+pub fn cache_bytes(config: &ModelConfig, layers: Range<usize>, positions: usize) -> u64 {
+    let shape = KvShape { kv_heads: config.kv_heads, head_dim: config.head_dim };
+    let all = positions.div_ceil(PAGE_POSITIONS);
+    let pages = |layer: usize| {
+        let window = config.features.layer(layer).window.map(|window| window as usize);
+        // One page more that is left at its start, and one that is begun by the rows of a call.
+        window.map_or(all, |window| all.min(window.saturating_add(rollback(window)).div_ceil(PAGE_POSITIONS) + 2))
+    };
+    let pages = layers.map(|layer| pages(layer) as u64).fold(0, u64::saturating_add);
+    pages.saturating_mul(2 * shape.page_len() as u64)
+}
+
+/// The first page that a layer with `window` keeps of a sequence of `len` positions.
+fn first_kept(window: usize, len: usize) -> usize {
+    (len + 1).saturating_sub(window.saturating_add(rollback(window))) / PAGE_POSITIONS
+}
+
+/// Whether a layer's `pages` hold all that a query at position `len` sees before it.
+fn holds_window(window: Option<usize>, pages: &[Page], len: usize) -> bool {
+    let first = window.map_or(0, |window| (len + 1).saturating_sub(window));
+    first >= len || pages[first / PAGE_POSITIONS..=(len - 1) / PAGE_POSITIONS].iter().all(|page| !page.is_empty())
+}
+
+/// Gives page `number` memory: that of a page before `kept_from` or behind it, if there is one, or new memory.
+fn make_room(pages: &mut Vec<Page>, number: usize, kept_from: usize, page_len: usize) -> Result<(), RunError> {
+    if pages.get(number).is_some_and(|page| !page.is_empty()) {
+        return Ok(());
+    }
+    if pages.len() <= number {
+        pages.resize_with(number + 1, Page::default);
+    }
+    let is_spare = |(at, page): (usize, &Page)| !page.is_empty() && (at < kept_from || at > number);
+    if let Some(spare) = pages.iter().enumerate().position(is_spare) {
+        pages.swap(spare, number);
+        return Ok(());
+    }
+    pages[number].data.try_reserve::<u16>(page_len).map_err(|_| {
+        RunError::Device(DeviceError::OutOfMemory {
+            device: "cpu".to_owned(),
+            memory: "KV cache memory",
+            wanted_bytes: (page_len * 2) as u64,
+            available_bytes: None,
+            remedy: "shorten the conversation or close other programs".to_owned(),
+        })
+    })
 }
 
 /// Writes keys and values (KV heads × head dim) of one position to its page, rounded to f16.

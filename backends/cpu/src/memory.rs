@@ -94,6 +94,12 @@ impl Scratch {
         Self { lines: Vec::new() }
     }
 
+    /// Whether it has no room at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     /// Makes room for `len` elements of `T`; keeps contents.
     pub fn reserve<T: bytemuck::Pod>(&mut self, len: usize) {
         let lines = (len * size_of::<T>()).div_ceil(64);

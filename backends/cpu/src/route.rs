@@ -6,6 +6,7 @@ use crate::device::{CpuDevice, DEVICE_ID, cpu_card};
 use crate::exact::{ExactOptions, ExactSegment};
 use crate::fast::{CpuOptions, FastSegment};
 use crate::features::Features;
+use crate::kv::cache_bytes;
 use crate::twin::{self, Lane, TwinOptions, TwinSegment, XDNA2_POSITIONS, Xdna2Options, Xdna2Segment};
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::device::Device;
@@ -13,7 +14,7 @@ use npuhal_core::error::DeviceError;
 use npuhal_core::pipeline::Pipeline;
 use npuhal_core::stage::{Placement, Segment, Session};
 use npuhal_models::package::CONTEXT_POSITIONS;
-use npuhal_models::{ModelSource, TensorRole};
+use npuhal_models::{ModelConfig, ModelSource, TensorRole};
 use npuhal_registry::{
     ANY_MODEL_TYPE, CostSource, Decline, DeviceAddress, DeviceCost, DeviceFactory, DeviceUri, Fitness, Numerics,
     OpenRequest, Options, Reason, Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass, Tolerance,
@@ -128,8 +129,8 @@ fn check_rows(model: &ModelSource, numerics: Numerics) -> Result<(), String> {
 /// What a numerics means for the choice of a route.
 struct Offer {
     speed: SpeedClass,
-    /// Bytes of a key or value element.
-    kv_element_bytes: usize,
+    /// Bytes of the KV cache of a sequence of so many positions.
+    kv_bytes: fn(&ModelConfig, usize) -> u64,
     /// Instruction set in use; empty where it makes no difference.
     instructions: &'static str,
 }
@@ -137,11 +138,16 @@ struct Offer {
 fn offer(options: &Options) -> Result<Offer, String> {
     match options.numerics {
         Numerics::Xdna1SmolLm | Numerics::Xdna1Qwen | Numerics::Xdna1Cpu | Numerics::Xdna2 => {
-            Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 4, instructions: "" })
+            let kv_bytes = |config: &ModelConfig, positions| config.kv_bytes(positions, size_of::<f32>());
+            Ok(Offer { speed: SpeedClass::Reference, kv_bytes, instructions: "" })
         }
-        Numerics::Exact => Ok(Offer { speed: SpeedClass::Reference, kv_element_bytes: 8, instructions: "" }),
+        Numerics::Exact => {
+            let kv_bytes = |config: &ModelConfig, positions| config.kv_bytes(positions, size_of::<f64>());
+            Ok(Offer { speed: SpeedClass::Reference, kv_bytes, instructions: "" })
+        }
         Numerics::Fast | Numerics::Int8 => {
-            Ok(Offer { speed: SpeedClass::Cpu, kv_element_bytes: 2, instructions: features(options)?.name() })
+            let kv_bytes = |config: &ModelConfig, positions| cache_bytes(config, 0..config.layers, positions);
+            Ok(Offer { speed: SpeedClass::Cpu, kv_bytes, instructions: features(options)?.name() })
         }
         other => Err(format!("numerics {other} is not one of this backend; available: {}", Numerics::ALLOWED)),
     }
@@ -153,7 +159,7 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
     let sequences = u64::from(options.sequences.unwrap_or(1));
     let rows = model.tensors().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
     let tiles = model.tiled_tensors().map(|(_, tensor)| tensor.len_bytes() as u64).sum::<u64>();
-    let kv = config.kv_bytes(window as usize, offer.kv_element_bytes).saturating_mul(sequences);
+    let kv = (offer.kv_bytes)(config, window as usize).saturating_mul(sequences);
     let threads = threads(options);
     let threads = if threads.get() == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let detail = [offer.instructions, &threads, &format!("numerics {}", options.numerics)];

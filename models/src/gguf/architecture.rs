@@ -49,8 +49,14 @@ const ARCHITECTURES: [Architecture; 7] = [
         reads: features::LLAMA_READS,
         ..PLAIN
     },
-    Architecture { name: "qwen2", qkv_bias: Presence::Required, ..PLAIN },
-    Architecture { name: "qwen3", qk_norm: true, ..PLAIN },
+    Architecture {
+        name: "qwen2",
+        qkv_bias: Presence::Required,
+        features: features::qwen,
+        reads: features::QWEN_READS,
+        ..PLAIN
+    },
+    Architecture { name: "qwen3", qk_norm: true, features: features::qwen, reads: features::QWEN_READS, ..PLAIN },
     Architecture { name: "gemma3", qk_norm: true, features: features::gemma3, reads: features::GEMMA3_READS, ..PLAIN },
     Architecture { name: "smollm3", pairing: RopePairing::Interleaved, features: features::smollm3, ..PLAIN },
     Architecture {
@@ -300,7 +306,9 @@ fn check_file_kind(file: &GgufFile) -> Result<(), ModelError> {
         && file.part_count() as u64 != parts
     {
         let feature = format!("one of the {parts} files of a split model alone (split.count)");
-        return Err(file.unsupported(feature, "all of them in one folder"));
+        let supported = "all of them in one folder where the model runs; to pack or to convert it, join them first \
+                         (llama-gguf-split --merge)";
+        return Err(file.unsupported(feature, supported));
     }
     match file.unsigned("general.quantization_version")? {
         None | Some(2) => Ok(()),

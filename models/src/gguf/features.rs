@@ -18,6 +18,7 @@ const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
 pub(super) const LLAMA_READS: &[&str] = &[WINDOW, PATTERN];
+pub(super) const QWEN_READS: &[&str] = &[WINDOW, PATTERN];
 pub(super) const GEMMA3_READS: &[&str] =
     &[WINDOW, PATTERN, "rope.freq_base_swa", "attention.scale", "final_logit_softcapping"];
 pub(super) const GRANITE_READS: &[&str] = &["embedding_scale", "residual_scale", "logit_scale", "attention.scale"];
@@ -30,6 +31,20 @@ pub(super) fn plain(_: &Keys<'_>, _: &Frame<'_>) -> Result<DecoderFeatures, Mode
 /// Files of Mistral models may state a window of every layer.
 pub(super) fn llama(keys: &Keys<'_>, frame: &Frame<'_>) -> Result<DecoderFeatures, ModelError> {
     let layers = windows(keys, frame, None, LayerRope::Global)?;
+    Ok(DecoderFeatures { layers, ..DecoderFeatures::default() })
+}
+
+/// A window is of some layers, which only a pattern tells.
+pub(super) fn qwen(keys: &Keys<'_>, frame: &Frame<'_>) -> Result<DecoderFeatures, ModelError> {
+    let layers = windows(keys, frame, None, LayerRope::Global)?;
+    if !layers.is_empty() && !matches!(keys.get(PATTERN), Some(Value::Array(_))) {
+        let supported = format!(
+            "0, a window of at least the context length {}, or one with {}, a bool for each layer",
+            frame.context_length,
+            keys.full(PATTERN)
+        );
+        return Err(keys.unsupported(WINDOW, supported));
+    }
     Ok(DecoderFeatures { layers, ..DecoderFeatures::default() })
 }
 

@@ -12,6 +12,7 @@ mod ggml_type;
 mod kind;
 mod roles;
 mod rope;
+mod sampling;
 mod split;
 mod tokens;
 mod value;
@@ -160,7 +161,8 @@ impl GgufFile {
         let config = architecture::read(self)?;
         let tensors = roles::assign(self, &config)?;
         let vocabulary = tokens::read(self, &config)?;
-        Ok(ModelSource::new(self.path().to_owned(), Format::Gguf, config, vocabulary, tensors))
+        let source = ModelSource::new(self.path().to_owned(), Format::Gguf, config, vocabulary, tensors);
+        Ok(source.with_suggested_sampling(sampling::read(self)))
     }
 
     /// The file's path.

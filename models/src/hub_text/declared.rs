@@ -7,6 +7,8 @@ use serde_json::{Map, Value};
 
 /// Parts of a sequence, over all levels.
 const MAX_PARTS: usize = 64;
+/// Times as long as a text may become by replacements; in published files it is 3 or, with a mark in front, 12.
+const MAX_GROWTH: usize = 256;
 
 /// What is declared.
 #[derive(Debug)]
@@ -44,10 +46,35 @@ pub(super) fn rules(file: &TokenizerJson) -> Result<Declared, Refused> {
         normalizers.push(normalizer(part)?);
     }
     let cuts = pre_tokenizer(file.pre_tokenizer.as_ref(), &mut normalizers)?;
+    check_growth("normalizers", normalizers.iter().map(growth))?;
     let model = model(&file.model)?;
     let spelling = spelling(file.decoder.as_ref(), cuts.byte_level, model)?;
     let adds = post_processor(file.post_processor.as_ref())?;
     Ok(Declared { rules: TextRules { normalizers, cuts: cuts.cuts, model, spelling }, adds })
+}
+
+/// Refuses steps that together would make a small text a huge one.
+fn check_growth(what: &str, factors: impl Iterator<Item = usize>) -> Result<(), Refused> {
+    match factors.fold(1, usize::saturating_mul) {
+        0..=MAX_GROWTH => Ok(()),
+        found => Err(format!("{what} that make a text up to {found} times as long")),
+    }
+}
+
+/// How many times as long a step makes a text at most.
+fn growth(step: &Normalizer) -> usize {
+    match step {
+        Normalizer::Replace { from, to } => times(from, to),
+        Normalizer::Metaspace { mark, .. } => mark.len_utf8(),
+        // Of a text of one character.
+        Normalizer::Prepend(prefix) => prefix.len() + 1,
+        // Forms of Unicode do not add up; once they make up to 18 of one.
+        _ => 1,
+    }
+}
+
+fn times(from: &str, to: &str) -> usize {
+    to.len().div_ceil(from.len().max(1)).max(1)
 }
 
 /// The parts of what may be a sequence, possibly of sequences.
@@ -271,6 +298,7 @@ fn spelling(decoder: Option<&Value>, byte_level: bool, model: TokenModel) -> Res
             _ => return Err(part.refused("at this place")),
         }
     }
+    check_growth("decoders", replace.iter().map(|(from, to)| times(from, to)))?;
     let falls_back =
         matches!(model, TokenModel::Bpe { byte_fallback: true, .. } | TokenModel::Unigram { byte_fallback: true });
     if falls_back && !bytes {

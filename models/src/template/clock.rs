@@ -63,6 +63,12 @@ pub(super) fn unix(now: SystemTime) -> i64 {
     now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().min(LAST)) as i64
 }
 
+/// `now` in universal time and in `format`, as templates' `strftime_now` writes it.
+#[must_use]
+pub fn strftime_utc(now: SystemTime, format: &str) -> String {
+    strftime(now, &Offset::utc(), format)
+}
+
 /// `now` in `format`, with the directives of C's `strftime` that need no locale; `%-d` and its like leave out the padding. An
 /// unknown directive stays as it is.
 pub(super) fn strftime(now: SystemTime, offset: &Offset, format: &str) -> String {

@@ -5,13 +5,19 @@ use crate::text_rules::{Behavior, Cut, Pattern, Spelling, TextRules, TokenModel}
 
 /// Names that [`named_rules`] knows, for messages.
 const SUPPORTED: &str = "gpt-2, smollm, qwen2, qwen35, llama-bpe, smaug-bpe, dbrx, tekken, gpt-4o, refact, starcoder, \
-                         command-r, olmo, stablelm2, deepseek-llm, deepseek-coder, deepseek-v3 and their aliases, default";
+                         command-r, olmo, stablelm2, seed-coder, viking, deepseek-llm, deepseek-coder, deepseek-v3 and their \
+                         aliases, default";
 
 /// Contractions of English; words and numbers, each with the space before; other characters; white space.
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// Digits one by one; line breaks stay with what precedes them.
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// As Qwen 2, with line breaks apart from what precedes them.
+const SEED_CODER: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// What lies between punctuation, with the space before; then digits one by one.
+const VIKING: &[&str] = &[r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"];
 /// As Qwen 2, with combining marks as parts of words.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// As Qwen 2, with up to three digits together.
@@ -41,7 +47,7 @@ const DEEPSEEK_V3: &[&str] = &[
 pub(crate) fn patterns(name: &str) -> Option<&'static [&'static str]> {
     Some(match name {
         "gpt-2" | "phi-2" | "mpt" | "olmo" | "jais" | "trillion" | "granite-docling" | "exaone4" | "gigachat"
-        | "default" | "" => &[GPT2],
+        | "a.x-4.0" | "mellum" | "default" | "" => &[GPT2],
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b" => &[r"\p{N}", GPT2],
         "qwen2" | "deepseek-r1-qwen" | "kormo" | "stablelm2" | "megrez" => &[QWEN2],
         "qwen35" => &[QWEN35],
@@ -49,6 +55,8 @@ pub(crate) fn patterns(name: &str) -> Option<&'static [&'static str]> {
         | "smaug-bpe" | "dbrx" | "glm4" | "chatglm-bpe" => &[LLAMA3],
         "tekken" => &[TEKKEN],
         "gpt-4o" | "llama4" => &[GPT4O],
+        "seed-coder" => &[SEED_CODER],
+        "viking" => VIKING,
         "deepseek-llm" => DEEPSEEK_LLM,
         "deepseek-coder" => DEEPSEEK_CODER,
         "deepseek-v3" => DEEPSEEK_V3,

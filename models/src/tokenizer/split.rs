@@ -415,7 +415,11 @@ mod tests {
         fn equals_the_published_patterns(
             text in r"([ \t\n\r\u{a0}]{1,3}|[a-cA-C']{1,3}|[0-9]{1,4}|[!<é你ひǅ🙂/\u{301}，]|'(ll|S|re)){0,24}",
         ) {
-            for name in ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken", "gpt-4o", "qwen35", "deepseek-llm", "deepseek-coder", "deepseek-v3"] {
+            let names = [
+                "gpt-2", "smollm", "qwen2", "llama-bpe", "tekken", "gpt-4o", "qwen35", "seed-coder", "viking", "deepseek-llm",
+                "deepseek-coder", "deepseek-v3",
+            ];
+            for name in names {
                 prop_assert_eq!(words(name, &text), backtracked(names::patterns(name).unwrap(), &text), "{}", name);
             }
         }

@@ -181,17 +181,23 @@ fn config(spec: &ModelSpec, file: &GgufFile) -> Value {
     let scales = spec.scales();
     let own = match spec.architecture {
         Architecture::Llama => json!({ "model_type": "llama", "hidden_act": "silu" }),
-        Architecture::Qwen2 => json!({ "model_type": "qwen2", "use_sliding_window": false, "sliding_window": 32 }),
-        Architecture::Qwen3 => json!({ "model_type": "qwen3", "attention_bias": false }),
+        Architecture::Qwen2 | Architecture::Qwen3 => json!({
+            "model_type": spec.architecture.name(),
+            "attention_bias": false,
+            // Files state a window that is not in use.
+            "use_sliding_window": spec.windowed_from.is_some(),
+            "sliding_window": spec.window,
+            "max_window_layers": spec.windowed_from.unwrap_or(spec.layers),
+        }),
         Architecture::Mistral => json!({ "model_type": "mistral", "sliding_window": spec.window }),
         Architecture::Gemma3 => json!({
             "model_type": "gemma3_text",
             "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": spec.head_dim,
+            "query_pre_attn_scalar": spec.query_scalar.unwrap_or(spec.head_dim as f32),
             "sliding_window": spec.window,
             "sliding_window_pattern": spec.window_period.unwrap_or(6),
             "rope_local_base_freq": 10000.0,
-            "final_logit_softcapping": null,
+            "final_logit_softcapping": spec.softcap,
         }),
         Architecture::SmolLm3 => json!({ "model_type": "smollm3", "no_rope_layer_interval": 4 }),
         Architecture::Granite => json!({

@@ -199,6 +199,12 @@ pub struct ModelSpec {
     pub window: u32,
     /// Every n-th layer has no window (`Gemma3`), where the file states it.
     pub window_period: Option<u32>,
+    /// Layers from this one on have the window (`Qwen2`, `Qwen3`); the others have none.
+    pub windowed_from: Option<usize>,
+    /// Bound of the logits (`Gemma3`).
+    pub softcap: Option<f32>,
+    /// What queries are scaled by the inverse root of (`Gemma3`), where that is not the size of a head.
+    pub query_scalar: Option<f32>,
     /// Positions.
     pub context_length: u32,
     /// Epsilon of the norms.
@@ -236,6 +242,9 @@ impl ModelSpec {
             scaling: Scaling::None,
             window: 5,
             window_period: Some(2),
+            windowed_from: None,
+            softcap: None,
+            query_scalar: None,
             context_length: 256,
             eps: 1e-5,
             seed: 1,
@@ -382,6 +391,17 @@ impl ModelSpec {
         }
         if let Some(period) = self.window_period.filter(|_| self.architecture == Architecture::Gemma3) {
             own("attention.sliding_window_pattern", Value::U32(period));
+        }
+        if let Some(first) = self.windowed_from {
+            own("attention.sliding_window", Value::U32(self.window));
+            let flags = (0..self.layers).map(|layer| Value::Bool(layer >= first)).collect();
+            own("attention.sliding_window_pattern", Value::Array(flags));
+        }
+        if let Some(cap) = self.softcap {
+            own("final_logit_softcapping", Value::F32(cap));
+        }
+        if let Some(scalar) = self.query_scalar {
+            own("attention.scale", Value::F32(1.0 / scalar.sqrt()));
         }
         let scales = self.scales();
         for (key, value) in [

@@ -41,6 +41,9 @@ struct Family {
     window: Option<usize>,
     /// Every n-th layer has no window; 0 is none of them.
     full_every: usize,
+    /// Which layers have the window, where the file tells it one by one.
+    windowed: Option<Vec<bool>>,
+    softcap: Option<f64>,
     /// Every n-th layer has no rotation; 0 is none of them.
     unrotated_every: usize,
 }
@@ -120,6 +123,11 @@ impl<'a> Reference<'a> {
             logit_divisor: number("logit_scale").unwrap_or(1.0),
             window: count("attention.sliding_window").ok(),
             full_every: if is_gemma { count("attention.sliding_window_pattern").unwrap_or(6) } else { 0 },
+            windowed: match find("attention.sliding_window_pattern") {
+                Some(Value::Array(flags)) => Some(flags.iter().map(|flag| *flag == Value::Bool(true)).collect()),
+                _ => None,
+            },
+            softcap: number("final_logit_softcapping"),
             unrotated_every: if arch == "smollm3" { 4 } else { 0 },
         };
         let local =
@@ -174,6 +182,9 @@ impl<'a> Reference<'a> {
         let head = if self.file.tensor("output.weight").is_some() { "output" } else { "token_embd" };
         seen.logits = self.linear(head, &seen.normed[first..])?;
         seen.logits.iter_mut().flatten().for_each(|logit| *logit /= self.family.logit_divisor);
+        if let Some(cap) = self.family.softcap {
+            seen.logits.iter_mut().flatten().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
         Ok(seen)
     }
 
@@ -189,7 +200,10 @@ impl<'a> Reference<'a> {
 
     /// Positions that `layer` sees, the own one included.
     fn window(&self, layer: usize) -> Option<usize> {
-        let is_full = self.family.full_every != 0 && (layer + 1).is_multiple_of(self.family.full_every);
+        let is_full = match &self.family.windowed {
+            Some(windowed) => !windowed[layer],
+            None => self.family.full_every != 0 && (layer + 1).is_multiple_of(self.family.full_every),
+        };
         self.family.window.filter(|_| !is_full)
     }
 

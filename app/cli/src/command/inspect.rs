@@ -9,6 +9,7 @@ use crate::error::CliError;
 use crate::kernels::KernelState;
 use crate::session::{locate, registry};
 use crate::terminal::bytes_text;
+use npuhal_cpu::kv::cache_bytes;
 use npuhal_models::gguf::GgufFile;
 use npuhal_models::hub_model;
 use npuhal_models::package::is_package;
@@ -27,8 +28,6 @@ use std::path::Path;
 
 /// Context lengths whose KV cache is shown, as far as the model reaches.
 const CONTEXTS: [usize; 5] = [512, 2048, 8192, 32_768, 131_072];
-/// The CPU keeps keys and values as f16.
-const KV_ELEMENT_BYTES: usize = 2;
 
 pub(crate) fn inspect(host: &Host, args: &InspectArgs) -> Result<(), CliError> {
     let path = locate(host, &args.model)?;
@@ -71,6 +70,9 @@ fn hub_directory(host: &Host, path: &Path, args: &InspectArgs) -> Result<(), Cli
     });
     extend(&mut report, model_parts(&model).map(|(name, part)| (name.to_owned(), part)));
     extend(&mut report, [("routes".to_owned(), routes(host, &model)?)]);
+    let state =
+        "every tensor lies within its file and has the shape that config.json states; there is no checksum to compare";
+    extend(&mut report, [("integrity".to_owned(), json!({ "state": state }))]);
     if args.all {
         let shape = |tensor: &Tensor| format!("{} {} × {}", tensor.weight_type(), tensor.rows(), tensor.cols());
         let tensors = model.tensors().map(|(_, tensor)| (tensor.name().to_owned(), Value::String(shape(tensor))));
@@ -144,9 +146,11 @@ fn provenance(path: &Path) -> Value {
 }
 
 fn file_report(file: &GgufFile) -> Value {
+    let len_bytes = file.part_maps().iter().map(|part| part.len() as u64).sum();
+    let files = if file.part_count() > 1 { format!(" in {} files", file.part_count()) } else { String::new() };
     json!({
         "file": file.path().to_string_lossy(),
-        "size": bytes_text(file.len_bytes()),
+        "size": format!("{}{files}", bytes_text(len_bytes)),
         "format": format!("GGUF version {}", file.version()),
         "tensors": file.tensors().len(),
         "metadata_keys": file.metadata().count(),
@@ -160,7 +164,7 @@ fn model_report(file: &GgufFile, model: &ModelSource) -> Value {
 }
 
 /// What is known of a model whatever its file.
-fn model_parts(model: &ModelSource) -> [(&'static str, Value); 7] {
+fn model_parts(model: &ModelSource) -> [(&'static str, Value); 8] {
     let config = model.config();
     let summary = model.summary();
     let rows = summary.types.iter().map(|(kind, amount)| (kind.to_string(), amount));
@@ -173,7 +177,14 @@ fn model_parts(model: &ModelSource) -> [(&'static str, Value); 7] {
         ("kv_cache_f16", kv_cache(config)),
         ("tokenizer", tokenizer(model.vocabulary())),
         ("template", template(model.vocabulary())),
+        ("suggested_sampling", suggested_sampling(model)),
     ]
+}
+
+/// What `run` and `chat` do where no flag says otherwise.
+fn suggested_sampling(model: &ModelSource) -> Value {
+    let Some(suggested) = model.suggested_sampling() else { return Value::Null };
+    json!({ "followed": suggested.to_string(), "left_out": suggested.left_out })
 }
 
 /// Puts further entries behind those of an object.
@@ -202,7 +213,15 @@ fn architecture(config: &ModelConfig) -> Value {
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "tied_head": config.tied_head,
+        "attention_window": attention_window(config),
     })
+}
+
+/// The widest window, and how many layers have one.
+fn attention_window(config: &ModelConfig) -> Option<String> {
+    let windows: Vec<u32> = config.features.layers.iter().filter_map(|layer| layer.window).collect();
+    let widest = windows.iter().max()?;
+    Some(format!("{widest} positions in {} of {} layers", windows.len(), config.layers))
 }
 
 /// The shortest number that is this f32.
@@ -227,7 +246,7 @@ fn amounts<'a>(named: impl Iterator<Item = (String, &'a Amount)>) -> Value {
 fn kv_cache(config: &ModelConfig) -> Value {
     let lengths = CONTEXTS.into_iter().filter(|&length| length < config.context_length);
     let lengths = lengths.chain([config.context_length]);
-    let text = |length| bytes_text(config.kv_bytes(length, KV_ELEMENT_BYTES));
+    let text = |length| bytes_text(cache_bytes(config, 0..config.layers, length));
     Value::Object(lengths.map(|length| (format!("at_{length}"), Value::String(text(length)))).collect())
 }
 

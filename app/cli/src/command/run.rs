@@ -5,6 +5,7 @@ use crate::args::{GenerationArgs, RunArgs};
 use crate::command::chat;
 use crate::error::CliError;
 use crate::session::prepare;
+use crate::suggestion;
 use crate::terminal::say;
 use crate::thoughts::{self, Speaker};
 use crate::window::{fitted_chat, fitted_text, whole_chat};
@@ -13,6 +14,7 @@ use npuhal_core::stage::PhaseTime;
 use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, MAX_CHOICES, TextGenerator};
 use npuhal_models::logprobs::{Alternative, MAX_TOP_LOGPROBS, TokenLogprob};
 use npuhal_models::prompter::Prompter;
+use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::{Echo, GenerationRequest, Piece};
 use npuhal_models::stats::GenerationStats;
 use npuhal_models::template::ChatMessage;
@@ -37,6 +39,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     host.heed_interrupts();
     let prepared = prepare(host, &args.model)?;
     let tokenizer = prepared.tokenizer(host)?;
+    let suggested = prepared.model.suggested_sampling().cloned();
     let answer_tokens = args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS);
     let (mut generator, ids) = if args.raw {
         let ids = raw_ids(&tokenizer, &prompt)?;
@@ -55,7 +58,8 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         let ids = fitted_chat(host, &prompter, &args.generation, &messages, generator.positions())?;
         (generator, ids)
     };
-    let mut request = args.generation.request(ids, generator.positions())?;
+    let suggested = suggestion::follow(host, suggested.as_ref(), &args.generation, &generator);
+    let mut request = args.generation.request(ids, generator.positions(), &suggested)?;
     request.logprobs = args.logprobs;
     request.echo = args.echo.then_some(Echo { text: prompt, is_scored: true });
     if !args.raw {
@@ -179,16 +183,17 @@ pub(crate) fn tell_phases(host: &Host, generator: &TextGenerator) {
     host.voice.note(format_args!("phase_ms: {}", phases.join(", ")));
 }
 
-/// Generates and prints the answer to `prompt` as it comes, its thoughts apart.
+/// Generates and prints the answer to `prompt` as it comes, its thoughts apart; `suggested` is what flags leave open.
 pub(crate) fn answer(
     host: &Host,
     args: &GenerationArgs,
     generator: &mut TextGenerator,
     tokenizer: &Tokenizer,
+    suggested: &SamplingParams,
     prompt: Vec<u32>,
 ) -> Result<Generation, CliError> {
     let thinking = Some(thoughts::thinking(args, tokenizer, &prompt)?);
-    let request = GenerationRequest { thinking, ..args.request(prompt, generator.positions())? };
+    let request = GenerationRequest { thinking, ..args.request(prompt, generator.positions(), suggested)? };
     let mut speaker = Speaker::new(args);
     let mut written = Ok(());
     let mut receiver = |piece: &Piece| {

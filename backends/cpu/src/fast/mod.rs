@@ -130,9 +130,12 @@ impl FastSegment {
         span.check(&config)?;
         let weights = Weights::load(model, &span, &pool)?;
         let shape = KvShape { kv_heads: config.kv_heads, head_dim: config.head_dim };
+        let window = |layer| config.features.layer(layer).window.map(|window| window as usize);
+        let windows = span.layers.clone().map(window).collect();
+        let (positions, sequences) = (options.positions as usize, options.sequences as usize);
         Ok(Self {
-            plan: Plan::new(model, &span.layers, options.positions as usize),
-            cache: KvCache::new(shape, span.layers.len(), options.positions as usize, options.sequences as usize),
+            plan: Plan::new(model, &span.layers, positions),
+            cache: KvCache::windowed(shape, windows, positions, sequences),
             taps: taps_of(&span),
             work: Work::default(),
             sink: None,
@@ -292,3 +295,6 @@ impl std::fmt::Debug for FastSegment {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,17 +58,18 @@ impl<'a> Remote<'a> {
         body.insert("messages".to_owned(), json!(messages));
         body.insert("stream".to_owned(), json!(true));
         body.insert("stream_options".to_owned(), json!({"include_usage": true}));
-        body.insert("temperature".to_owned(), json!(args.temperature));
         let mut add = |field: &str, is_set: bool, value: Value| {
             if is_set {
                 body.insert(field.to_owned(), value);
             }
         };
         add("max_tokens", args.max_tokens.is_some(), json!(args.max_tokens));
-        add("top_p", args.top_p != 1.0, json!(args.top_p));
-        add("top_k", args.top_k != 0, json!(args.top_k));
-        add("min_p", args.min_p != 0.0, json!(args.min_p));
-        add("repetition_penalty", args.repetition_penalty != 1.0, json!(args.repetition_penalty));
+        // Greedy is npuhal's default, not that of every server.
+        add("temperature", true, json!(args.temperature.unwrap_or(0.0)));
+        add("top_p", args.top_p.is_some(), json!(args.top_p));
+        add("top_k", args.top_k.is_some(), json!(args.top_k));
+        add("min_p", args.min_p.is_some(), json!(args.min_p));
+        add("repetition_penalty", args.repetition_penalty.is_some(), json!(args.repetition_penalty));
         add("presence_penalty", args.presence_penalty != 0.0, json!(args.presence_penalty));
         add("frequency_penalty", args.frequency_penalty != 0.0, json!(args.frequency_penalty));
         let biases: Map<String, Value> =

@@ -6,6 +6,9 @@ use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// Positions of a window of a text.
+pub(super) const DEFAULT_WINDOW: u32 = 512;
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Without --perplexity: prompts are continued greedily as plain text; an answer matches where it contains what is expected, upper
@@ -47,7 +50,7 @@ pub(crate) struct EvalArgs {
     pub(crate) reference_model: Option<OsString>,
 
     /// Positions of a window of the text
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "perplexity", value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_WINDOW, requires = "perplexity", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) window: u32,
 
     /// Score only the first N tokens of the text
@@ -61,6 +64,10 @@ pub(crate) struct EvalArgs {
     /// Write the report to a file
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
+
+    /// A line for the report, e.g. where a text comes from (may be given several times)
+    #[arg(long, value_name = "TEXT", requires = "perplexity")]
+    pub(crate) note: Vec<String>,
 
     /// Highest perplexity that passes
     #[arg(long, value_name = "X")]

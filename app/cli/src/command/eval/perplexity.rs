@@ -1,5 +1,6 @@
 //! `npuhal eval --perplexity`: every token of a text scored by several numerics of several models.
 
+use super::args::DEFAULT_WINDOW;
 use super::{DEFAULT_MODEL, EvalArgs, verdict, write};
 use crate::Host;
 use crate::args::ReportFormat;
@@ -8,13 +9,16 @@ use crate::error::CliError;
 use crate::session::{Plan, prepare};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Session, Stepper};
-use npuhal_models::Specials;
 use npuhal_models::perplexity::{PerplexityError, Quality, ScoredText, measure};
-use serde_json::{Value, json};
+use npuhal_models::template::strftime_utc;
+use npuhal_models::{Catalogue, Specials};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::time::SystemTime;
 
 const FILE_LIMIT_BYTES: u64 = 64 << 20;
 
@@ -31,9 +35,9 @@ struct Line {
 pub(super) fn run(host: &Host, args: &EvalArgs, file: &Path) -> Result<(), CliError> {
     let text = read(file)?;
     let default = [OsString::from(DEFAULT_MODEL)];
-    let models: &[OsString] = if args.models.is_empty() { &default } else { &args.models };
+    let asked: &[OsString] = if args.models.is_empty() { &default } else { &args.models };
     let mut lines = Vec::new();
-    for model in models {
+    for model in asked {
         lines.extend(of_model(host, args, model, &text)?);
     }
     let report = report(args, file, &text, &lines);
@@ -150,12 +154,36 @@ fn report(args: &EvalArgs, file: &Path, text: &str, lines: &[Line]) -> Value {
             "difference": line.quality.difference,
         })
     };
+    let models = models(args);
+    let file_of = |name: &str| {
+        let entry = Catalogue::builtin().find(name)?;
+        Some(json!({ "file": entry.file, "sha256": entry.sha256.to_string(), "licence": entry.licence.id }))
+    };
     json!({
+        "npuhal": env!("CARGO_PKG_VERSION"),
+        "date": strftime_utc(SystemTime::now(), DATE),
+        "notes": args.note,
         "text": file.to_string_lossy(),
+        "text_sha256": sha256(text),
         "characters": text.chars().count(),
         "window": args.window,
+        "models": models.iter().map(|name| (name.clone(), json!(file_of(name)))).collect::<Map<_, _>>(),
         "results": lines.iter().map(line).collect::<Vec<_>>(),
     })
+}
+
+/// The models as they were asked for.
+fn models(args: &EvalArgs) -> Vec<String> {
+    let asked = args.models.iter().map(|model| model.to_string_lossy().into_owned());
+    let mut models: Vec<String> = asked.collect();
+    if models.is_empty() {
+        models.push(DEFAULT_MODEL.to_owned());
+    }
+    models
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 const COLUMNS: [&str; 10] =
@@ -199,37 +227,87 @@ fn table(lines: &[Line], between: &str, edge: &str) -> String {
 }
 
 fn markdown(args: &EvalArgs, file: &Path, text: &str, lines: &[Line]) -> String {
-    let models: Vec<String> = args.models.iter().map(|model| model.to_string_lossy().into_owned()).collect();
-    let models = if models.is_empty() { DEFAULT_MODEL.to_owned() } else { models.join(",") };
-    let mut command =
-        format!("npuhal eval --perplexity {} -m {models} --numerics {}", file.display(), args.session.numerics);
+    let models = models(args);
+    let mut command = format!(
+        "npuhal eval --perplexity {} -m {} --numerics {}",
+        quoted(&file.to_string_lossy()),
+        quoted(&models.join(",")),
+        args.session.numerics
+    );
     if let Some(reference) = &args.reference {
         command.push_str(&format!(" --reference {reference}"));
     }
     if let Some(model) = &args.reference_model {
-        command.push_str(&format!(" --reference-model {}", model.to_string_lossy()));
+        command.push_str(&format!(" --reference-model {}", quoted(&model.to_string_lossy())));
+    }
+    if args.window != DEFAULT_WINDOW {
+        command.push_str(&format!(" --window {}", args.window));
+    }
+    if let Some(tokens) = args.tokens {
+        command.push_str(&format!(" --tokens {tokens}"));
+    }
+    for note in &args.note {
+        command.push_str(&format!(" \\\n  --note {}", quoted(note)));
     }
     command.push_str(" --format markdown");
     if let Some(output) = &args.output {
-        command.push_str(&format!(" -o {}", output.display()));
+        command.push_str(&format!(" -o {}", quoted(&output.to_string_lossy())));
     }
-    let details: Vec<&str> = lines.iter().map(|line| line.detail.as_str()).collect();
-    let mut details = details;
+    let mut facts = vec![
+        format!("npuhal {}, {}", env!("CARGO_PKG_VERSION"), strftime_utc(SystemTime::now(), DATE)),
+        format!("text: `{}`, {} characters, SHA-256 `{}`", file.display(), text.chars().count(), sha256(text)),
+    ];
+    facts.extend(args.note.iter().cloned());
+    facts.extend(models.iter().map(|name| match Catalogue::builtin().find(name) {
+        Some(entry) => format!(
+            "model `{name}`: {}, `{}`, SHA-256 `{}`, licence {}",
+            entry.display_name, entry.file, entry.sha256, entry.licence.id
+        ),
+        None => format!("model `{name}`"),
+    }));
+    let mut details: Vec<&str> = lines.iter().map(|line| line.detail.as_str()).collect();
     details.dedup();
+    facts.push(format!("ran on: {}", details.join("; ")));
+    let facts: String = facts.iter().map(|fact| format!("* {fact}\n")).collect();
     format!(
         "# Quality: what a numerics costs\n\n\
-         Made by one command, with npuhal {}; do not edit by hand:\n\n```\n{command}\n```\n\n\
-         The text is `{}` ({} characters). It is cut into windows of {} positions, computed independently of each other; every\n\
-         token with one before it in its window is scored. *Loss* is the mean negative natural logarithm of a token's\n\
-         probability, *perplexity* its exponential. Against the reference, over the same rows: *KL* is D(reference ‖ numerics)\n\
-         of the next token's distribution in nats, mean and worst row; *logit RMS* and *logit max* are differences of raw\n\
-         logits; *same top* is the share of rows with the same likeliest token. See `numerics.md` for what each numerics does.\n\n\
-         {}\nRan on: {}.\n",
-        env!("CARGO_PKG_VERSION"),
-        file.display(),
-        text.chars().count(),
+         Made by one command; do not edit by hand:\n\n```\n{command}\n```\n\n{facts}\n\
+         The text is cut into windows of {} positions, computed independently of each other; every token with one before it in\n\
+         its window is scored. *Loss* is the mean negative natural logarithm of a token's probability, *perplexity* its\n\
+         exponential. Against the reference, over the same rows: *KL* is D(reference ‖ numerics) of the next token's\n\
+         distribution in nats, mean and worst row; *logit RMS* and *logit max* are differences of raw logits; *same top* is the\n\
+         share of rows with the same likeliest token. For one instruction set the numbers depend neither on the machine nor on the\n\
+         number of threads. See [numerics.md](numerics.md) for what each numerics does.\n\n{}",
         args.window,
         table(lines, " | ", "|"),
-        details.join("; "),
     )
+}
+
+/// `text` as one word of a shell.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+const DATE: &str = "%Y-%m-%d";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_command_can_be_given_to_a_shell_again() {
+        assert_eq!(quoted("tests/data/quality.txt"), "tests/data/quality.txt");
+        assert_eq!(quoted("commit 12ab"), "'commit 12ab'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn checksums_are_those_of_the_text() {
+        assert!(sha256("abc").starts_with("ba7816bf8f01cfea"));
+    }
 }
