@@ -257,8 +257,6 @@ struct Limits {
     largest_error: f32,
     /// Rows whose argmax is that of `exact`, at least.
     agreements: usize,
-    /// Rows whose margin in `exact` is more than twice the largest error, at least.
-    decided: usize,
 }
 
 /// Engine, twin and `exact` on the same weights over [`TEXTS`]. The logits of engine and `exact`, row by row.
@@ -308,7 +306,7 @@ fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Ve
     );
     assert!(mean >= limits.mean_cosine && least >= limits.least_cosine, "mean {mean}, least {least}");
     assert!(largest <= limits.largest_error, "{largest}");
-    assert!(agreements >= limits.agreements && decided >= limits.decided, "{agreements} agree, {decided} decided");
+    assert!(agreements >= limits.agreements, "{agreements} agree");
     rows
 }
 
@@ -318,7 +316,7 @@ fn the_default_model_runs_on_the_virtual_npu() {
     let mut bench = Bench::converted(&path);
     // The mean of whole prompts is above 0.999, single rows are not: rounding the residual stream alone to bf16, as every form of
     // the lane does, leaves 0.995 in the worst one. docs/xdna1.md has the cost of each rounding; no single one is the cause.
-    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 2.0, agreements: 90, decided: 1 };
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 2.0, agreements: 90 };
     let rows = check_real_weights(&mut bench, Lane::SmolLm, &limits);
     // Published: token 2 at position 0 gives 198. With the four-bit weights of this file `exact` differs, so the lane may.
     let (found, wanted) = rows.get(2 * PROMPT_POSITIONS).map(|(a, b)| (best_two(a).0, best_two(b).0)).unwrap();
@@ -335,6 +333,6 @@ fn qwen_runs_on_the_virtual_npu() {
     let mut bench = Bench::converted(&path);
     let id = bench.package.metadata().model_id.clone();
     assert_ne!(id.as_deref(), Some("qwen2.5-0.5b-xdna1"), "another checkpoint than the published one");
-    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.99, largest_error: 2.0, agreements: 85, decided: 1 };
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.99, largest_error: 2.0, agreements: 85 };
     check_real_weights(&mut bench, Lane::Qwen, &limits);
 }

@@ -79,9 +79,10 @@ fn an_error_in_the_middle_of_an_answer_starts_a_line() {
     };
     let said = run("virtual:npu1").with_code(0);
     let whole = said.out;
-    let prompt_tokens = said.err.split("prompt ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let mut after = said.err.split("prompt ").filter_map(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+    let prompt_tokens = after.next().expect("the statistics");
     // A dispatch for each position of the prompt, then one for each token that is fed.
-    let prompt_and_some = prompt_tokens.parse::<u32>().unwrap() + 9;
+    let prompt_and_some = prompt_tokens + 9;
     let said = run(&format!("virtual:npu1?fault=timeout@{prompt_and_some}")).with_code(1);
     let told: Vec<&str> = said.err.lines().filter(|line| line.contains("npuhal: ")).collect();
     assert!(told.len() == 1 && told[0].starts_with("npuhal: ") && told[0].contains("timed out"), "{}", said.err);
