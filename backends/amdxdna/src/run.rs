@@ -42,6 +42,8 @@ struct BoundSection {
     object: Arc<MemoryObject>,
     /// What the device memory holds; empty where that is not known.
     image: Vec<u8>,
+    /// Values that were inserted into the image.
+    values: Vec<u64>,
 }
 
 impl Run {
@@ -135,17 +137,20 @@ impl Run {
             let held = self.sections.iter_mut().find(|held| Arc::ptr_eq(&held.object, object));
             // The image goes over to the new binding: copying it would be the larger part of the work. Where something fails, the
             // memory stays as it is and its image is not known any more: the next binding writes all of it.
-            let held = held
-                .map(|held| Held { section: self.program.section(held.role), image: std::mem::take(&mut held.image) });
+            let held = held.map(|held| Held {
+                section: self.program.section(held.role),
+                image: std::mem::take(&mut held.image),
+                values: std::mem::take(&mut held.values),
+            });
             contents.push(next.contents(section, &objects, held.unwrap_or_default())?);
         }
         let packet = next.packet(&objects)?;
         let Binding { shared, scratch_control, .. } = next;
 
         let mut sections = Vec::with_capacity(objects.len());
-        for ((role, object), Contents { image, changed }) in objects.into_iter().zip(contents) {
+        for ((role, object), Contents { image, values, changed }) in objects.into_iter().zip(contents) {
             update(&object, &image, &changed)?;
-            sections.push(BoundSection { role, object, image });
+            sections.push(BoundSection { role, object, image, values });
         }
         (self.program, self.args, self.sections) = (program, args, sections);
         (self.shared, self.scratch_control, self.packet) = (shared, scratch_control, packet);
@@ -208,11 +213,13 @@ struct Binding<'a> {
 struct Held<'a> {
     section: Option<&'a Section>,
     image: Vec<u8>,
+    values: Vec<u64>,
 }
 
 /// What a section's device memory is to hold, and where that differs from what it holds.
 struct Contents {
     image: Vec<u8>,
+    values: Vec<u64>,
     changed: Vec<Range<usize>>,
 }
 
@@ -225,7 +232,7 @@ impl Binding<'_> {
         &mut self,
         section: &Section,
         objects: &SectionObjects,
-        Held { section: old, mut image }: Held<'_>,
+        Held { section: old, mut image, values: before }: Held<'_>,
     ) -> Result<Contents, DeviceError> {
         let values = section.sources.iter().map(|source| self.value(*source, objects));
         let values = values.collect::<Result<Vec<_>, _>>()?;
@@ -234,15 +241,19 @@ impl Binding<'_> {
             let mut ranges = Vec::new();
             if Arc::ptr_eq(&old.template, &section.template) {
                 section.table.apply(&values, &mut image, &mut ranges).map_err(bad)?;
-                return Ok(Contents::new(image, &ranges));
+                return Ok(Contents::new(image, values, &ranges));
             }
             if let Some(rebind) = self.core.rebind(old, section) {
-                section.table.rebind(&rebind, &values, &mut image, &mut ranges).map_err(bad)?;
-                return Ok(Contents::new(image, &ranges));
+                match before == values {
+                    true => section.table.rebind_same_values(&rebind, &values, &mut image, &mut ranges),
+                    false => section.table.rebind(&rebind, &values, &mut image, &mut ranges),
+                }
+                .map_err(bad)?;
+                return Ok(Contents::new(image, values, &ranges));
             }
         }
         let patched = section.table.patched(&section.template, &values).map_err(bad)?;
-        Ok(Contents { changed: patch::differences(&image, &patched), image: patched })
+        Ok(Contents { changed: patch::differences(&image, &patched), image: patched, values })
     }
 
     fn value(&mut self, source: Source, objects: &SectionObjects) -> Result<u64, DeviceError> {
@@ -358,9 +369,9 @@ fn allocate_section(core: &ContextCore, role: Role, len_bytes: u64) -> Result<Ar
 }
 
 impl Contents {
-    fn new(image: Vec<u8>, ranges: &[Range<u32>]) -> Self {
+    fn new(image: Vec<u8>, values: Vec<u64>, ranges: &[Range<u32>]) -> Self {
         let changed = ranges.iter().map(|range| range.start as usize..range.end as usize).collect();
-        Self { image, changed }
+        Self { image, values, changed }
     }
 }
 
