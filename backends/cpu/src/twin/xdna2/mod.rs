@@ -14,9 +14,10 @@
 //! squares of a norm, shares and values of a block of 16 positions. Scores are dot products in 32 lanes ([`super::lanes`]).
 //! Exponentials, roots, sines and cosines are those of the f32 library.
 //!
-//! Sums in another order put an operand on the neighbouring bf16 now and then, and with it every element of the product a
-//! little off. So another program with these rounding points need not agree to the bit; how far the lane on the virtual NPU
-//! is from the twin is in `docs/numerics.md`.
+//! Where several readings of this were possible, outputs of the lane on the virtual NPU decided; nothing was taken from its
+//! programs. Sums in another order put an operand on the neighbouring bf16 now and then, and with it every element of the
+//! product a little off. So another program with these rounding points need not agree to the bit; how far the lane on the
+//! virtual NPU is from the twin is in `docs/numerics.md`.
 
 mod weights;
 
