@@ -362,8 +362,8 @@ impl Q6KBlock<'_> {
         let (low, high) = (self.0[..128].as_chunks::<64>().0, self.0[128..192].as_chunks::<32>().0);
         for ((codes, low), high) in codes.as_chunks_mut::<128>().0.iter_mut().zip(low).zip(high) {
             // Shifts by constants, so that the compiler can take many bytes at once.
-            for index in 0..32 {
-                let (first, second, high) = (low[index], low[index + 32], high[index]);
+            for (index, high) in high.iter().enumerate() {
+                let (first, second) = (low[index], low[index + 32]);
                 codes[index] = first & 15 | (high & 3) << 4;
                 codes[index + 32] = second & 15 | (high >> 2 & 3) << 4;
                 codes[index + 64] = first >> 4 | (high >> 4 & 3) << 4;

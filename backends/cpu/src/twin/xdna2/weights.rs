@@ -386,10 +386,10 @@ mod tests {
                 let mut wanted = 0.0f32;
                 for group in 0..2 {
                     let (mut products, mut sum) = (0.0f32, 0.0f32);
-                    for col in 32 * group..32 * (group + 1) {
+                    for (col, x) in x.iter().enumerate().skip(32 * group).take(32) {
                         let code = matrix.codes[64 * strip + col][within / 2] >> (4 * (within % 2)) & 15;
-                        products += f32::from(code) * x[col];
-                        sum += x[col];
+                        products += f32::from(code) * x;
+                        sum += x;
                     }
                     let Constants { scales, zeros } = &matrix.constants[2 * strip + group];
                     wanted += scales[within] * products + zeros[within] * sum;
