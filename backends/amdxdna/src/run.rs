@@ -40,8 +40,10 @@ struct BoundArg {
 struct BoundSection {
     role: Role,
     object: Arc<MemoryObject>,
-    /// What the device memory holds.
+    /// What the device memory holds; empty where that is not known.
     image: Vec<u8>,
+    /// Values that were inserted into the image.
+    values: Vec<u64>,
 }
 
 impl Run {
@@ -132,16 +134,23 @@ impl Run {
         let objects = self.section_objects(core, &program)?;
         let mut contents = Vec::with_capacity(objects.len());
         for (section, (_, object)) in program.sections.iter().zip(&objects) {
-            let held = self.sections.iter().find(|held| Arc::ptr_eq(&held.object, object));
-            contents.push(next.contents(section, &objects, held.map(|held| Held { program: &self.program, held }))?);
+            let held = self.sections.iter_mut().find(|held| Arc::ptr_eq(&held.object, object));
+            // The image goes over to the new binding: copying it would be the larger part of the work. Where something fails, the
+            // memory stays as it is and its image is not known any more: the next binding writes all of it.
+            let held = held.map(|held| Held {
+                section: self.program.section(held.role),
+                image: std::mem::take(&mut held.image),
+                values: std::mem::take(&mut held.values),
+            });
+            contents.push(next.contents(section, &objects, held.unwrap_or_default())?);
         }
         let packet = next.packet(&objects)?;
         let Binding { shared, scratch_control, .. } = next;
 
         let mut sections = Vec::with_capacity(objects.len());
-        for ((role, object), Contents { image, changed }) in objects.into_iter().zip(contents) {
+        for ((role, object), Contents { image, values, changed }) in objects.into_iter().zip(contents) {
             update(&object, &image, &changed)?;
-            sections.push(BoundSection { role, object, image });
+            sections.push(BoundSection { role, object, image, values });
         }
         (self.program, self.args, self.sections) = (program, args, sections);
         (self.shared, self.scratch_control, self.packet) = (shared, scratch_control, packet);
@@ -199,15 +208,18 @@ struct Binding<'a> {
     scratch_control: Option<Arc<MemoryObject>>,
 }
 
-/// What a section's device memory holds at present.
+/// What a section's device memory holds at present: nothing that is known, by default.
+#[derive(Default)]
 struct Held<'a> {
-    program: &'a KernelProgram,
-    held: &'a BoundSection,
+    section: Option<&'a Section>,
+    image: Vec<u8>,
+    values: Vec<u64>,
 }
 
 /// What a section's device memory is to hold, and where that differs from what it holds.
 struct Contents {
     image: Vec<u8>,
+    values: Vec<u64>,
     changed: Vec<Range<usize>>,
 }
 
@@ -220,26 +232,28 @@ impl Binding<'_> {
         &mut self,
         section: &Section,
         objects: &SectionObjects,
-        held: Option<Held<'_>>,
+        Held { section: old, mut image, values: before }: Held<'_>,
     ) -> Result<Contents, DeviceError> {
         let values = section.sources.iter().map(|source| self.value(*source, objects));
         let values = values.collect::<Result<Vec<_>, _>>()?;
         let bad = |error: RelocError| self.bad_program(&error.to_string());
-        let old = held.as_ref().and_then(|Held { program, held }| program.section(held.role));
-        if let (Some(Held { held, .. }), Some(old)) = (&held, old) {
-            let (mut image, mut ranges) = (held.image.clone(), Vec::new());
+        if let Some(old) = old.filter(|_| image.len() == section.template.len()) {
+            let mut ranges = Vec::new();
             if Arc::ptr_eq(&old.template, &section.template) {
                 section.table.apply(&values, &mut image, &mut ranges).map_err(bad)?;
-                return Ok(Contents::new(image, &ranges));
+                return Ok(Contents::new(image, values, &ranges));
             }
             if let Some(rebind) = self.core.rebind(old, section) {
-                section.table.rebind(&rebind, &values, &mut image, &mut ranges).map_err(bad)?;
-                return Ok(Contents::new(image, &ranges));
+                match before == values {
+                    true => section.table.rebind_same_values(&rebind, &values, &mut image, &mut ranges),
+                    false => section.table.rebind(&rebind, &values, &mut image, &mut ranges),
+                }
+                .map_err(bad)?;
+                return Ok(Contents::new(image, values, &ranges));
             }
         }
-        let image = section.table.patched(&section.template, &values).map_err(bad)?;
-        let known = held.map_or(&[][..], |Held { held, .. }| &held.image);
-        Ok(Contents { changed: patch::differences(known, &image), image })
+        let patched = section.table.patched(&section.template, &values).map_err(bad)?;
+        Ok(Contents { changed: patch::differences(&image, &patched), image: patched, values })
     }
 
     fn value(&mut self, source: Source, objects: &SectionObjects) -> Result<u64, DeviceError> {
@@ -355,9 +369,9 @@ fn allocate_section(core: &ContextCore, role: Role, len_bytes: u64) -> Result<Ar
 }
 
 impl Contents {
-    fn new(image: Vec<u8>, ranges: &[Range<u32>]) -> Self {
+    fn new(image: Vec<u8>, values: Vec<u64>, ranges: &[Range<u32>]) -> Self {
         let changed = ranges.iter().map(|range| range.start as usize..range.end as usize).collect();
-        Self { image, changed }
+        Self { image, values, changed }
     }
 }
 

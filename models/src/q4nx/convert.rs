@@ -4,7 +4,9 @@
 //! rounded to bf16. All others are quantized anew, a group of 32 columns at a time: scale `bf16((max - min) / 15)`, zero
 //! `bf16(min)`, code `(w - zero) / scale` rounded half to even and kept within 0 to 15, all in f32.
 
-use super::tile::{GROUP_COLS, GROUPS, Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes, bf16_bits, bf16_round};
+use super::tile::{
+    BF16_EXCESS, GROUP_COLS, GROUPS, Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes, bf16_bits, bf16_excess, bf16_round,
+};
 use crate::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
 use crate::quant::dequantize_row;
 use crate::tensor::{Tensor, WeightType};
@@ -163,13 +165,12 @@ fn round_half_even(x: f32) -> u32 {
 
 /// Fills `out` with the elements of `values` as bf16. False where one is not finite as bf16.
 pub(super) fn write_bf16(values: &[f32], out: &mut [u8]) -> bool {
-    let mut finite = true;
+    let mut excess = 0;
     for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-        let bits = bf16_bits(*value);
-        finite &= bits & 0x7F80 != 0x7F80 && !value.is_nan();
-        *out = bits.to_le_bytes();
+        excess |= bf16_excess(*value);
+        *out = bf16_bits(*value).to_le_bytes();
     }
-    finite
+    excess < BF16_EXCESS
 }
 
 #[cfg(test)]

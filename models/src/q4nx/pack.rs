@@ -32,6 +32,8 @@ use std::time::Duration;
 pub const ARCHITECTURES: [&str; 2] = ["qwen3", "qwen2"];
 /// Bytes that a thread makes before it writes them.
 const UNIT_BYTES: usize = 1 << 20;
+/// Bytes after which what is made is sent to the disk, while more is being made.
+const FLUSH_BYTES: u64 = 64 << 20;
 /// How often the caller's [`Control`] is looked at while nothing is finished.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -326,7 +328,8 @@ struct Room {
 }
 
 impl Writer<'_> {
-    /// Writes everything, on `threads` and one more that takes the source's checksum, which is returned.
+    /// Writes everything, on `threads`, one more that takes the source's checksum, which is returned, and one that waits for the
+    /// disk.
     fn run(
         &self,
         threads: Option<NonZeroUsize>,
@@ -341,10 +344,21 @@ impl Writer<'_> {
         let threads = threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN);
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (sender, receiver) = mpsc::channel();
+        let (flush, flushes) = mpsc::channel();
         let sha256 = std::thread::scope(|scope| {
             let checksum = scope.spawn(|| {
-                let go_on = || if stop.load(Ordering::Relaxed) { Err(RunError::Cancelled.into()) } else { Ok(()) };
+                let go_on = || {
+                    control.check()?;
+                    if stop.load(Ordering::Relaxed) { Err(RunError::Cancelled.into()) } else { Ok(()) }
+                };
                 stamp::sha256(self.path, &go_on)
+            });
+            let flusher = scope.spawn(|| {
+                let flushed = self.flush(&file, flushes);
+                if flushed.is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                flushed
             });
             for _ in 0..threads.get().min(units.len()) {
                 let sender = sender.clone();
@@ -364,12 +378,14 @@ impl Writer<'_> {
                 });
             }
             drop(sender);
-            let watched = self.watch(&receiver, control, progress);
+            let watched = self.watch(&receiver, &flush, control, progress);
+            drop(flush);
             if watched.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
             let sha256 = checksum.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            watched.and(sha256)
+            let flushed = flusher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            watched.and(flushed).and(sha256)
         })?;
         let total_bytes = self.layout.len_bytes();
         progress(PackProgress { done_bytes: total_bytes, total_bytes, flushing: true });
@@ -377,20 +393,36 @@ impl Writer<'_> {
         Ok(sha256)
     }
 
+    /// Sends to the disk what the file holds, whenever something comes through `flushes`.
+    fn flush(&self, file: &File, flushes: mpsc::Receiver<()>) -> Result<(), PackError> {
+        while flushes.recv().is_ok() {
+            // What came meanwhile is flushed with it.
+            while flushes.try_recv().is_ok() {}
+            file.sync_data().map_err(io_error(self.target, "write"))?;
+        }
+        Ok(())
+    }
+
     /// Collects what the threads have made, until they are through or something stops them.
     fn watch(
         &self,
         receiver: &mpsc::Receiver<Result<usize, PackError>>,
+        flush: &mpsc::Sender<()>,
         control: &Control,
         progress: &mut dyn FnMut(PackProgress),
     ) -> Result<(), PackError> {
         let total_bytes = self.layout.len_bytes();
-        let mut done_bytes = 0;
+        let (mut done_bytes, mut flushed_bytes) = (0, 0);
         loop {
             control.check()?;
             match receiver.recv_timeout(LOOK) {
                 Ok(made) => {
                     done_bytes += made? as u64;
+                    if done_bytes - flushed_bytes >= FLUSH_BYTES {
+                        flushed_bytes = done_bytes;
+                        // Nobody listens where the disk has failed, which stops the threads.
+                        let _ = flush.send(());
+                    }
                     progress(PackProgress { done_bytes, total_bytes, flushing: false });
                 }
                 Err(RecvTimeoutError::Timeout) => {}

@@ -248,7 +248,18 @@ fn bf16_at(tile: &[u8], at: usize) -> f32 {
 #[must_use]
 pub fn bf16_bits(x: f32) -> u16 {
     let bits = x.to_bits();
-    ((u64::from(bits) + 0x7FFF + u64::from(bits >> 16 & 1)) >> 16) as u16
+    // Only the bits of a NaN can wrap.
+    (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// Where [`bf16_excess`] begins for what is not finite.
+pub(super) const BF16_EXCESS: u32 = 1 << 31;
+
+/// At least [`BF16_EXCESS`] where the bf16 nearest to `x` is not finite; so is any number that is combined from such ones with
+/// `|`. From 7f7f8000 on, f32 round to infinity, are infinite or no numbers.
+#[inline(always)]
+pub(super) const fn bf16_excess(x: f32) -> u32 {
+    (x.to_bits() & 0x7FFF_FFFF) + (BF16_EXCESS - 0x7F7F_8000)
 }
 
 /// The bf16 nearest to `x`, as f32.
@@ -297,31 +308,56 @@ impl TileCodes {
 
     /// Fills `out` with the q4_1 tile. False where a scale or a zero is not finite as bf16: the tile is of no use then.
     pub fn write_q4_1(&self, out: &mut [u8; Q4_1_BYTES]) -> bool {
-        let mut finite = true;
-        for r in 0..TILE_ROWS {
-            for g in 0..GROUPS {
-                let i = GROUP_COLS * g + r;
-                for (at, value) in [(2 * i, self.scales[r][g]), (512 + 2 * i, self.zeros[r][g])] {
-                    let bits = if value.is_nan() { 0x7FC0 } else { bf16_bits(value) };
-                    finite &= bits & 0x7F80 != 0x7F80;
-                    out[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+        let mut excess = 0;
+        for g in 0..GROUPS {
+            for (start, constants) in [(0, &self.scales), (512, &self.zeros)] {
+                let at = start + 2 * GROUP_COLS * g;
+                for (out, row) in out[at..at + 2 * TILE_ROWS].as_chunks_mut::<2>().0.iter_mut().zip(constants) {
+                    let value = row[g];
+                    excess |= bf16_excess(value);
+                    *out = if value.is_nan() { 0x7FC0 } else { bf16_bits(value) }.to_le_bytes();
                 }
             }
         }
-        // The 16 codes of a column in half a tile are one 64-bit number, row 0 in the lowest bits.
-        for (half, out) in out[1024..].as_chunks_mut::<2048>().0.iter_mut().enumerate() {
-            let mut columns = [0_u64; TILE_COLS];
-            for (r, codes) in self.codes[16 * half..16 * half + 16].iter().enumerate() {
-                for (column, code) in columns.iter_mut().zip(codes) {
-                    *column |= u64::from(code & 15) << (4 * r);
+        // The 16 codes of a column in half a tile are 8 bytes, two rows each.
+        for (rows, out) in self.codes.as_chunks::<16>().0.iter().zip(out[1024..].as_chunks_mut::<2048>().0) {
+            let mut pairs = [[0_u8; TILE_COLS]; 8];
+            for (pair, [even, odd]) in pairs.iter_mut().zip(rows.as_chunks::<2>().0) {
+                for ((pair, even), odd) in pair.iter_mut().zip(even).zip(odd) {
+                    *pair = even & 15 | odd << 4;
                 }
             }
-            for (out, column) in out.as_chunks_mut::<8>().0.iter_mut().zip(columns) {
-                *out = column.to_le_bytes();
+            for (block, out) in out.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+                let columns = transposed(pairs.each_ref().map(|pair| u64::from_le_bytes(pair.as_chunks().0[block])));
+                for (out, column) in out.as_chunks_mut::<8>().0.iter_mut().zip(columns) {
+                    *out = column.to_le_bytes();
+                }
             }
         }
-        finite
+        excess < BF16_EXCESS
     }
+}
+
+/// The 8 × 8 bytes of `rows` (byte 0 the lowest), column after column: blocks of one, two, then four bytes change places across
+/// the diagonal.
+#[inline(always)]
+const fn transposed(mut rows: [u64; 8]) -> [u64; 8] {
+    const KEPT: [u64; 3] = [0x00FF_00FF_00FF_00FF, 0x0000_FFFF_0000_FFFF, 0x0000_0000_FFFF_FFFF];
+    let mut step = 0;
+    while step < 3 {
+        let (distance, bits) = (1 << step, 8 << step);
+        let mut row = 0;
+        while row < 8 {
+            if row & distance == 0 {
+                let moved = (rows[row] >> bits ^ rows[row + distance]) & KEPT[step];
+                rows[row] ^= moved << bits;
+                rows[row + distance] ^= moved;
+            }
+            row += 1;
+        }
+        step += 1;
+    }
+    rows
 }
 
 /// The q4_1 tile of a Q4_K tile: scale `bf16(S · scale)`, zero `bf16(M · min)`, the same codes. An element moves by at most
@@ -427,10 +463,36 @@ mod tests {
     #[test]
     fn bf16_rounds_to_nearest_even() {
         assert_eq!([1.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0].map(bf16_bits), [0x3F80, 0x3F80, 0x3F82]);
-        for bits in (0..=u32::MAX).step_by(65_521) {
+        for bits in (0..=u32::MAX).step_by(65_521).chain([0x7F7F_7FFF, 0x7F7F_8000, 0xFF7F_8000, u32::MAX]) {
             let x = f32::from_bits(bits);
             if !x.is_nan() {
                 assert_eq!(bf16_bits(x), bf16::from_f32(x).to_bits(), "{x}");
+            }
+            assert_eq!(bf16_excess(x) < BF16_EXCESS, bf16::from_f32(x).is_finite(), "{bits:x}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_transposed() {
+        let byte = |row: usize, column: usize| (16 * row + column) as u8;
+        let rows = std::array::from_fn(|row| u64::from_le_bytes(std::array::from_fn(|column| byte(row, column))));
+        for (column, bytes) in transposed(rows).into_iter().enumerate() {
+            assert_eq!(bytes.to_le_bytes(), std::array::from_fn::<_, 8, _>(|row| byte(row, column)));
+        }
+    }
+
+    #[test]
+    fn codes_are_written_where_the_layout_has_them() {
+        let mut parts = TileCodes::default();
+        for (r, codes) in parts.codes.iter_mut().enumerate() {
+            *codes = std::array::from_fn(|c| ((31 * r + 7 * c + r * c) % 16) as u8);
+        }
+        let mut tile = [0; Q4_1_BYTES];
+        assert!(parts.write_q4_1(&mut tile));
+        for (r, codes) in parts.codes.iter().enumerate() {
+            for (c, code) in codes.iter().enumerate() {
+                let at = q4_1_byte(r, c / GROUP_COLS, c % GROUP_COLS);
+                assert_eq!(half_byte(&tile, at, r), *code, "row {r}, column {c}");
             }
         }
     }

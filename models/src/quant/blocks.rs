@@ -359,15 +359,15 @@ impl Q6KBlock<'_> {
     #[must_use]
     pub fn codes(&self) -> [u8; 256] {
         let mut codes = [0; 256];
-        for half in 0..2 {
-            let low = &self.0[64 * half..64 * half + 64];
-            let high = &self.0[128 + 32 * half..160 + 32 * half];
-            for group in 0..4 {
-                let start = 128 * half + 32 * group;
-                for (index, code) in codes[start..start + 32].iter_mut().enumerate() {
-                    let nibble = low[index + 32 * (group % 2)] >> (4 * (group / 2)) & 15;
-                    *code = nibble | (high[index] >> (2 * group) & 3) << 4;
-                }
+        let (low, high) = (self.0[..128].as_chunks::<64>().0, self.0[128..192].as_chunks::<32>().0);
+        for ((codes, low), high) in codes.as_chunks_mut::<128>().0.iter_mut().zip(low).zip(high) {
+            // Shifts by constants, so that the compiler can take many bytes at once.
+            for (index, high) in high.iter().enumerate() {
+                let (first, second) = (low[index], low[index + 32]);
+                codes[index] = first & 15 | (high & 3) << 4;
+                codes[index + 32] = second & 15 | (high >> 2 & 3) << 4;
+                codes[index + 64] = first >> 4 | (high >> 4 & 3) << 4;
+                codes[index + 96] = second >> 4 | (high >> 6) << 4;
             }
         }
         codes
@@ -654,8 +654,10 @@ fn nibbles(bytes: &[u8]) -> [u8; 32] {
 }
 
 fn with_fifth_bit(mut codes: [u8; 32], high_bits: u32) -> [u8; 32] {
-    for (index, code) in codes.iter_mut().enumerate() {
-        *code |= ((high_bits >> index & 1) as u8) << 4;
+    for (codes, high) in codes.as_chunks_mut::<8>().0.iter_mut().zip(high_bits.to_le_bytes()) {
+        for (index, code) in codes.iter_mut().enumerate() {
+            *code |= if high & 1 << index == 0 { 0 } else { 16 };
+        }
     }
     codes
 }

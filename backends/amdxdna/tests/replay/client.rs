@@ -198,6 +198,55 @@ fn rebinding_to_a_kernel_of_other_sections_makes_the_code_of_a_fresh_run() {
 }
 
 #[test]
+fn a_binding_that_fails_changes_nothing_and_the_next_one_is_whole() {
+    let (recorded, replay) = device("npu4", 0);
+    let image = input("reloc_all.elf");
+    let program = npuhal_amdxdna::format::elf::Program::parse(&image).unwrap();
+    let (_, section) = program.elf().find(".ctrltext.0").unwrap();
+    let start = section.offset as usize;
+    let mut context = replay.device.open_context(&Program::FullElf { image: &image, kernel: "rt:a" }).unwrap();
+    let mut load = |image: &[u8]| context.load(&Program::FullElf { image, kernel: "rt:a" });
+    let mut changed = image.clone();
+    changed[start + 0x1C0] ^= 0xFF;
+    let [first, second] = [&image, &changed].map(|image| load(image).unwrap());
+    // An address so high that no buffer fits behind it: somewhere in the code is the word that makes one.
+    let candidates: Vec<_> = (0..section.data.len())
+        .step_by(4)
+        .filter_map(|at| {
+            let mut image = image.clone();
+            image[start + at..start + at + 4].fill(0xFF);
+            load(&image).ok()
+        })
+        .collect();
+    let tensors: Vec<_> = (0..4).map(|_| replay.tensor(16384)).collect();
+    let args = buffers(&tensors.iter().collect::<Vec<_>>());
+    let mut list = context.runlist();
+    let run = list.push(&*first, &args).unwrap();
+    let code: Vec<_> = recorded
+        .log()
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::CreateBo { bo, kind: BoKind::Dev, size: 32768, .. } => Some(bo),
+            _ => None,
+        })
+        .collect();
+    let views = || code.iter().map(|bo| recorded.device_view(*bo).unwrap()).collect::<Vec<_>>();
+    let before = views();
+    list.rebind(run, &*second).unwrap();
+    let wanted = views();
+    list.rebind(run, &*first).unwrap();
+    assert_eq!(views(), before);
+    let mut probe = context.runlist();
+    let mut cannot_be_bound = |kernel: &dyn Kernel| probe.push(kernel, &args).is_err();
+    let bad = candidates.iter().find(|kernel| cannot_be_bound(&***kernel)).expect("a kernel that cannot be bound");
+    let error = list.rebind(run, &**bad).unwrap_err();
+    assert!(matches!(error, DeviceError::BadProgram { .. }), "{error}");
+    assert_eq!(views(), before);
+    list.rebind(run, &*second).unwrap();
+    assert_eq!(views(), wanted);
+}
+
+#[test]
 fn buffers_are_busy_while_a_list_is_in_flight() {
     let (_, replay) = device("npu1", 4);
     let mut context = replay.device.open_context(&Program::Xclbin { image: &input("npu1.xclbin") }).unwrap();

@@ -279,19 +279,26 @@ impl Lane {
         Ok(())
     }
 
-    /// Reads the logits into `self.values`.
-    fn read_logits(&mut self, row: Row) -> Result<(), RunError> {
+    /// Reads the logits into `logits`, where a caller wants them, and shows them to the observer.
+    fn read_logits(&mut self, row: Row, logits: Option<&mut [f32]>) -> Result<(), RunError> {
         self.bytes.resize(self.dimensions.logits_bytes(), 0);
         self.buffers.logits.read(0, &mut self.bytes)?;
-        self.show(Tap::Logits, row);
+        let Some(logits) = logits else {
+            self.show(Tap::Logits, row);
+            return Ok(());
+        };
+        // Of a whole vocabulary: widened once, where they are wanted.
+        widen(&self.bytes, logits);
+        if let Some(sink) = &mut self.sink {
+            sink.observe(Tap::Logits, row, logits);
+        }
         Ok(())
     }
 
     /// Widens `self.bytes` into `self.values`, and hands them to the observer.
     fn show(&mut self, tap: Tap, row: Row) {
-        self.values.clear();
-        let widened = self.bytes.chunks_exact(2).map(|raw| bf16_value(u16::from_le_bytes([raw[0], raw[1]])));
-        self.values.extend(widened);
+        self.values.resize(self.bytes.len() / 2, 0.0);
+        widen(&self.bytes, &mut self.values);
         if let Some(sink) = &mut self.sink {
             sink.observe(tap, row, &self.values);
         }
@@ -348,10 +355,8 @@ impl Segment for Lane {
             let is_wanted = want.selects(index, rows.len());
             self.run(*row, if is_wanted { Runs::LayersAndHead } else { Runs::Layers })?;
             if is_wanted || self.sink.is_some() {
-                self.read_logits(*row)?;
-            }
-            if is_wanted {
-                hidden.row_mut(0).copy_from_slice(&self.values);
+                let logits = is_wanted.then(|| hidden.row_mut(0));
+                self.read_logits(*row, logits)?;
             }
             self.len = row.position + 1;
         }
@@ -398,6 +403,13 @@ fn check_rows(source: &dyn LaneSource, dimensions: &Dimensions) -> Result<(), Pa
         }
     }
     Ok(())
+}
+
+/// Values of little-endian bf16.
+fn widen(bytes: &[u8], values: &mut [f32]) {
+    for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *value = bf16_value(u16::from_le_bytes(*bytes));
+    }
 }
 
 fn bad_source(error: &PackError) -> RunError {

@@ -48,6 +48,8 @@ pub struct PatchTable {
 pub struct Rebind {
     template_bytes: usize,
     words: Vec<RebindWord>,
+    /// Sites of the new program, by index, that the old one does not have: another place, symbol, or address behind it.
+    moved_sites: Vec<u32>,
 }
 
 /// A word that is rewritten; bits in `keep` belong to patches of the new program.
@@ -63,6 +65,12 @@ impl Rebind {
     pub fn word_count(&self) -> usize {
         self.words.len()
     }
+
+    fn write_words(&self, image: &mut [u8], start: usize, changed: &mut Vec<Range<u32>>) {
+        for word in &self.words {
+            merge_word(image, word.at, word.bits, !word.keep, &mut |range| push_range(changed, start, range));
+        }
+    }
 }
 
 /// Collects a [`PatchTable`].
@@ -70,8 +78,17 @@ struct Resolver<'a> {
     template: &'a [u8],
     table: PatchTable,
     by_name: HashMap<String, u32>,
-    /// Symbol and bits that are written, by word offset.
-    written: HashMap<u32, (u32, u32)>,
+    /// Symbol of the site before: neighbours often have the same.
+    last_symbol: usize,
+    /// What the sites write, in their order.
+    claims: Vec<Claim>,
+}
+
+/// Bits of a word that a site writes.
+struct Claim {
+    word_at: u32,
+    bits: u32,
+    symbol: u32,
 }
 
 impl PatchTable {
@@ -82,7 +99,7 @@ impl PatchTable {
             let schema = Schema::from_number(entry.schema)?;
             resolver.add(&symbol.name, schema, symbol.size, entry.offset, entry.addend)?;
         }
-        Ok(resolver.finish())
+        resolver.finish()
     }
 
     /// Table from (name, schema, mask or size, byte offset, addend).
@@ -94,7 +111,7 @@ impl PatchTable {
         for (name, schema, size, offset, addend) in patches {
             resolver.add(name, schema, size, offset, addend)?;
         }
-        Ok(resolver.finish())
+        resolver.finish()
     }
 
     /// Names that need values, in the order of [`apply`](Self::apply).
@@ -130,14 +147,19 @@ impl PatchTable {
 
     /// Refuses values and images that do not fit, before anything is written.
     fn check_all(&self, values: &[u64], image: &[u8]) -> Result<(), RelocError> {
+        self.check_sizes(values, image)?;
+        for site in &self.sites {
+            self.check(site, values[site.symbol as usize])?;
+        }
+        Ok(())
+    }
+
+    fn check_sizes(&self, values: &[u64], image: &[u8]) -> Result<(), RelocError> {
         if values.len() != self.symbols.len() {
             return Err(RelocError::ValueCount { wanted: self.symbols.len(), found: values.len() });
         }
         if image.len() != self.template_bytes {
             return Err(RelocError::ImageSize { wanted_bytes: self.template_bytes, found_bytes: image.len() });
-        }
-        for site in &self.sites {
-            self.check(site, values[site.symbol as usize])?;
         }
         Ok(())
     }
@@ -172,7 +194,15 @@ impl PatchTable {
                 words.push(RebindWord { at, bits, keep });
             }
         }
-        Ok(Rebind { template_bytes: wanted_bytes, words })
+        let mut old_sites = old.sites.iter().peekable();
+        let is_moved = |site: &Site| {
+            while old_sites.next_if(|other| other.at < site.at).is_some() {}
+            // Two sites at one place write different bits of it.
+            !old_sites.clone().take_while(|other| other.at == site.at).any(|other| other == site)
+        };
+        let moved: Vec<bool> = self.sites.iter().map(is_moved).collect();
+        let moved_sites = (0..).zip(moved).filter(|(_, is_moved)| *is_moved).map(|(index, _)| index).collect();
+        Ok(Rebind { template_bytes: wanted_bytes, words, moved_sites })
     }
 
     /// Rewrites an image of another program, to which `rebind` belongs, and inserts `values`; see
@@ -184,19 +214,42 @@ impl PatchTable {
         image: &mut [u8],
         changed: &mut Vec<Range<u32>>,
     ) -> Result<(), RelocError> {
-        if rebind.template_bytes != self.template_bytes {
-            return Err(RelocError::ImageSize {
-                wanted_bytes: self.template_bytes,
-                found_bytes: rebind.template_bytes,
-            });
-        }
+        self.check_rebind(rebind)?;
         self.check_all(values, image)?;
         let start = changed.len();
-        for word in &rebind.words {
-            merge_word(image, word.at, word.bits, !word.keep, &mut |range| push_range(changed, start, range));
-        }
+        rebind.write_words(image, start, changed);
         self.write_all(values, image, start, changed);
         Ok(())
+    }
+
+    /// As [`rebind`](Self::rebind), for an image into which the same `values` were inserted before: only what the two programs
+    /// do not share is visited.
+    pub fn rebind_same_values(
+        &self,
+        rebind: &Rebind,
+        values: &[u64],
+        image: &mut [u8],
+        changed: &mut Vec<Range<u32>>,
+    ) -> Result<(), RelocError> {
+        self.check_rebind(rebind)?;
+        self.check_sizes(values, image)?;
+        let moved = || rebind.moved_sites.iter().filter_map(|index| self.sites.get(*index as usize));
+        for site in moved() {
+            self.check(site, values[site.symbol as usize])?;
+        }
+        let start = changed.len();
+        rebind.write_words(image, start, changed);
+        for site in moved() {
+            site.write(values[site.symbol as usize], image, &mut |range| push_range(changed, start, range));
+        }
+        Ok(())
+    }
+
+    fn check_rebind(&self, rebind: &Rebind) -> Result<(), RelocError> {
+        if rebind.template_bytes == self.template_bytes {
+            return Ok(());
+        }
+        Err(RelocError::ImageSize { wanted_bytes: self.template_bytes, found_bytes: rebind.template_bytes })
     }
 
     /// The section with `values` inserted.
@@ -265,7 +318,7 @@ impl<'a> Resolver<'a> {
     fn new(template: &'a [u8]) -> Self {
         let template_bytes = template.len();
         let table = PatchTable { template_bytes, symbols: Vec::new(), sites: Vec::new(), written: Vec::new() };
-        Self { template, table, by_name: HashMap::new(), written: HashMap::new() }
+        Self { template, table, by_name: HashMap::new(), last_symbol: 0, claims: Vec::new() }
     }
 
     fn add(&mut self, name: &str, schema: Schema, size: u32, at: u32, addend: u32) -> Result<(), RelocError> {
@@ -287,7 +340,7 @@ impl<'a> Resolver<'a> {
             return Err(unaligned("its addend", addend));
         }
         let mask = if schema == Schema::Scalar32 { size } else { 0 };
-        self.claim(symbol, schema, mask, at)?;
+        self.claim(symbol, schema, mask, at);
         let base = self.template_address(schema, at) + u64::from(addend) + aperture(schema);
         self.table.sites.push(Site { at, symbol, schema, mask, base });
         Ok(())
@@ -295,12 +348,16 @@ impl<'a> Resolver<'a> {
 
     /// Index of a name, which keeps one schema within the section.
     fn symbol(&mut self, name: &str, schema: Schema, size: u32) -> Result<u32, RelocError> {
-        let Some(&index) = self.by_name.get(name) else {
+        let is_last = self.table.symbols.get(self.last_symbol).is_some_and(|symbol| symbol.name == name);
+        let known = if is_last { Some(self.last_symbol as u32) } else { self.by_name.get(name).copied() };
+        let Some(index) = known else {
             let index = self.table.symbols.len() as u32;
             self.by_name.insert(name.to_owned(), index);
             self.table.symbols.push(PatchSymbol { name: name.to_owned(), schema, size });
+            self.last_symbol = index as usize;
             return Ok(index);
         };
+        self.last_symbol = index as usize;
         let symbol = &mut self.table.symbols[index as usize];
         if symbol.schema != schema {
             return Err(RelocError::MixedSchemas {
@@ -313,19 +370,12 @@ impl<'a> Resolver<'a> {
         Ok(index)
     }
 
-    /// Reserves the bits a site writes; no other site may write them.
-    fn claim(&mut self, symbol: u32, schema: Schema, mask: u32, at: u32) -> Result<(), RelocError> {
+    /// Notes the bits a site writes.
+    fn claim(&mut self, symbol: u32, schema: Schema, mask: u32, at: u32) {
         for &(word, bits) in schema.written_words() {
             let bits = if schema == Schema::Scalar32 { mask } else { bits };
-            let word_at = at + 4 * word;
-            let (first, taken) = self.written.entry(word_at).or_insert((symbol, 0));
-            if *taken & bits != 0 {
-                let name = |index: u32| self.table.symbols[index as usize].name.clone();
-                return Err(RelocError::Overlap { first: name(*first), second: name(symbol), at_bytes: word_at });
-            }
-            *taken |= bits;
+            self.claims.push(Claim { word_at: at + 4 * word, bits, symbol });
         }
-        Ok(())
     }
 
     /// Address that the template holds at a place.
@@ -339,11 +389,33 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn finish(mut self) -> PatchTable {
+    /// The table, unless two sites write the same bits.
+    fn finish(mut self) -> Result<PatchTable, RelocError> {
         self.table.sites.sort_by_key(|site| site.at);
-        self.table.written = self.written.iter().map(|(at, (_, bits))| (*at, *bits)).collect();
-        self.table.written.sort_unstable();
-        self.table
+        // Claims of one word stay in the order of their sites.
+        self.claims.sort_by_key(|claim| claim.word_at);
+        let written = &mut self.table.written;
+        let mut first = 0;
+        for Claim { word_at, bits, symbol } in self.claims {
+            match written.last_mut() {
+                Some((at, taken)) if *at == word_at => {
+                    if *taken & bits != 0 {
+                        let name = |index: u32| self.table.symbols[index as usize].name.clone();
+                        return Err(RelocError::Overlap {
+                            first: name(first),
+                            second: name(symbol),
+                            at_bytes: word_at,
+                        });
+                    }
+                    *taken |= bits;
+                }
+                _ => {
+                    first = symbol;
+                    written.push((word_at, bits));
+                }
+            }
+        }
+        Ok(self.table)
     }
 }
 

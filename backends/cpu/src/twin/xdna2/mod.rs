@@ -2,23 +2,28 @@
 //!
 //! Written from the description of the lane alone, not from the programs of the virtual array. What crosses a buffer of the
 //! lane is bf16, as described: the residual stream between layers (`act`), norm weights (`i5`), cosines, sines and head norms
-//! (`i6`), rows of keys and values, logits. A weight is `code · scale + zero` in f32, one rounding.
+//! (`i6`), rows of keys and values, logits.
 //!
 //! The description is silent about what the kernels keep inside. This is the reading taken here: what becomes an operand of a
-//! matrix product is rounded to bf16 as well, for that is what the array multiplies: normed rows, rotated queries, attention
-//! outputs and the SwiGLU product. In f32 stay query and key projections, normed heads before their rotation, softmax shares
-//! (they weigh rows of values one by one), the output projection, the residual stream between attention and feed-forward
-//! block, gate and up projections and the down projection. All sums are f32: dot products in 32 lanes ([`super::lanes`]),
-//! shares and values of a block of 16 positions in order. Exponentials, roots, sines and cosines are those of the f32 library.
+//! matrix product is bf16, for that is what the array multiplies: normed rows, rotated queries, attention outputs, the SwiGLU
+//! product, and on the other side the codes of the weights. A weight `code · scale + zero` in f32 is none, so the constants of
+//! a group of 32 columns are applied to its sums: `scale · Σ code·x + zero · Σ x` ([`Matrix::multiply`]). In f32 stay query and
+//! key projections, normed heads before their rotation, softmax shares (they weigh rows of values one by one), the output
+//! projection, the residual stream between attention and feed-forward block, gate and up projections and the down projection.
+//! All sums are f32, in the order in which the buffers bring their elements: columns within a group, groups along a row, the
+//! squares of a norm, shares and values of a block of 16 positions. Scores are dot products in 32 lanes ([`super::lanes`]).
+//! Exponentials, roots, sines and cosines are those of the f32 library.
 //!
-//! Sums in another order put an operand on the neighbouring bf16 now and then, and with it every element of the product a
-//! little off. So another program with these rounding points agrees with the twin to a step of a row's scale, not to the bit.
+//! Where several readings of this were possible, outputs of the lane on the virtual NPU decided; nothing was taken from its
+//! programs. Sums in another order put an operand on the neighbouring bf16 now and then, and with it every element of the
+//! product a little off. So another program with these rounding points need not agree to the bit; how far the lane on the
+//! virtual NPU is from the twin is in `docs/numerics.md`.
 
 mod weights;
 
 use crate::layered::{Arithmetic, Caches, LayeredSegment, Observer};
 use crate::twin::error::TwinError;
-use crate::twin::lanes::{dot, multiply};
+use crate::twin::lanes::dot;
 use crate::twin::rounding::bf16;
 use npuhal_core::RunError;
 use npuhal_core::stage::{HiddenRows, Row, SegmentCapacity, Tap};
@@ -26,7 +31,6 @@ use npuhal_models::config::{RopePairing, RopeScaling};
 use npuhal_models::{ModelConfig, ModelSource, TensorRole};
 use npuhal_registry::{Numerics, SegmentSpan};
 use std::num::NonZeroUsize;
-use std::slice;
 use weights::{LayerWeights, Matrix, Weights};
 
 /// Elements of a head.
@@ -121,8 +125,7 @@ pub struct Xdna2 {
 impl Xdna2 {
     /// A projection, not rounded.
     fn project(&self, matrix: &Matrix, x: &[f32]) -> Vec<f32> {
-        let whole = 0..matrix.cols;
-        multiply(matrix, matrix.features, x, matrix.cols, slice::from_ref(&whole), self.threads)
+        matrix.multiply(x, self.threads)
     }
 
     fn norm_rows(&self, rows: &[f32], gamma: &[f32]) -> Vec<f32> {
@@ -252,9 +255,10 @@ fn add(residual: &mut [f32], change: &[f32]) {
     residual.iter_mut().zip(change).for_each(|(residual, change)| *residual += change);
 }
 
-/// `x / sqrt(mean(x²) + eps) · gamma` in f32.
+/// `x / sqrt(mean(x²) + eps) · gamma` in f32, the squares summed in order.
 fn norm(x: &[f32], gamma: &[f32], eps: f32, out: &mut [f32]) {
-    let inverse = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    let squares = x.iter().fold(0.0, |sum, x| sum + x * x);
+    let inverse = 1.0 / (squares / x.len() as f32 + eps).sqrt();
     for ((out, x), gamma) in out.iter_mut().zip(x).zip(gamma) {
         *out = x * inverse * gamma;
     }

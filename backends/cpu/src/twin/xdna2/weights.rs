@@ -1,11 +1,11 @@
 //! Weights as the lane's buffers hold them: matrices q4_1, everything else bf16.
 //!
 //! A tile is 32 output features × 256 input features. Row `r`, column `c` of it belongs to the constants `32·(c / 32) + r`; its
-//! code is half of byte `1024 + (8·(r / 16) + c / 32)·256 + 8·(c mod 32) + (r mod 16) / 2`, the lower half in even rows.
+//! code is half of byte `1024 + (8·(r / 16) + c / 32)·256 + 8·(c mod 32) + (r mod 16) / 2`, the lower half in even rows: the
+//! 16 codes of a column in half a tile lie side by side.
 
 use super::HEAD_DIM;
 use crate::twin::error::TwinError;
-use crate::twin::lanes::Rows;
 use crate::twin::rounding::{bf16, value};
 use npuhal_models::q4nx::{TileKind, TiledTensor};
 use npuhal_models::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
@@ -20,26 +20,80 @@ const GROUP: usize = 32;
 const TILE_ROWS: usize = 32;
 const TILE_COLS: usize = 256;
 
-/// A q4_1 matrix, output features × input features, row after row.
+/// A q4_1 matrix, output features × input features, in strips of 32 features.
 pub(super) struct Matrix {
-    pub(super) features: usize,
-    pub(super) cols: usize,
-    /// Two columns a byte, the even one low.
-    codes: Vec<u8>,
-    /// Scale and zero of each 32 columns.
-    constants: Vec<(f32, f32)>,
+    features: usize,
+    cols: usize,
+    /// Codes of a column in a strip, two features a byte, the even one low: strip after strip, column after column.
+    codes: Vec<[u8; TILE_ROWS / 2]>,
+    /// Constants of the features in a strip: strip after strip, group after group.
+    constants: Vec<Constants>,
 }
 
-impl Rows for Matrix {
-    /// `code · scale + zero`, the product exact, the sum rounded to f32.
-    #[inline(always)]
-    fn read(&self, feature: usize, out: &mut [f32]) {
-        let codes = &self.codes[feature * self.cols / 2..(feature + 1) * self.cols / 2];
-        let constants = &self.constants[feature * self.cols / GROUP..(feature + 1) * self.cols / GROUP];
-        let groups = codes.as_chunks::<{ GROUP / 2 }>().0.iter().zip(constants);
-        for ((codes, (scale, zero)), out) in groups.zip(out.as_chunks_mut::<GROUP>().0) {
-            for (code, out) in codes.iter().zip(out.as_chunks_mut::<2>().0) {
-                *out = [code & 15, code >> 4].map(|code| f32::from(code) * scale + zero);
+/// Scale and zero of 32 columns, for the features of a strip.
+#[derive(Clone)]
+struct Constants {
+    scales: [f32; TILE_ROWS],
+    zeros: [f32; TILE_ROWS],
+}
+
+impl Matrix {
+    /// Products of every row of `x` with the matrix: rows × features, not rounded to bf16.
+    ///
+    /// The sums of a group of 32 columns, of `code · x` and of `x`, are taken in the order of the columns; `scale` times the one
+    /// plus `zero` times the other is then added to the result, group after group. All of it is f32, each operation rounded.
+    pub(super) fn multiply(&self, x: &[f32], threads: NonZeroUsize) -> Vec<f32> {
+        let rows = x.len() / self.cols;
+        let sum = |group: &[f32; GROUP]| group.iter().fold(0.0, |sum, x| sum + x);
+        let group_sums: Vec<f32> = x.as_chunks().0.iter().map(sum).collect();
+        let mut strips = vec![[0.0; TILE_ROWS]; rows * (self.features / TILE_ROWS)];
+        let work = Mutex::new(strips.chunks_mut(rows.max(1)).enumerate());
+        let run = || {
+            loop {
+                let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((strip, out)) = next else { break };
+                self.multiply_strip(strip, x, &group_sums, out);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.get() {
+                scope.spawn(run);
+            }
+            run();
+        });
+        let mut result = vec![0.0; rows * self.features];
+        for (strip, products) in strips.chunks(rows.max(1)).enumerate() {
+            for (row, products) in products.iter().enumerate() {
+                let start = row * self.features + strip * TILE_ROWS;
+                result[start..start + TILE_ROWS].copy_from_slice(products);
+            }
+        }
+        result
+    }
+
+    fn multiply_strip(&self, strip: usize, x: &[f32], group_sums: &[f32], out: &mut [[f32; TILE_ROWS]]) {
+        let groups = self.cols / GROUP;
+        let codes = &self.codes[strip * self.cols..(strip + 1) * self.cols];
+        let constants = &self.constants[strip * groups..(strip + 1) * groups];
+        for (group, (codes, Constants { scales, zeros })) in codes.chunks_exact(GROUP).zip(constants).enumerate() {
+            let mut factors = [[0.0; TILE_ROWS]; GROUP];
+            for (factors, codes) in factors.iter_mut().zip(codes) {
+                for (factors, code) in factors.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+                    *factors = [code & 15, code >> 4].map(f32::from);
+                }
+            }
+            let rows = x.chunks_exact(self.cols).zip(group_sums.chunks_exact(groups)).zip(out.iter_mut());
+            for ((x, group_sums), out) in rows {
+                let mut sums = [0.0; TILE_ROWS];
+                for (factors, x) in factors.iter().zip(&x[group * GROUP..(group + 1) * GROUP]) {
+                    for (sum, factor) in sums.iter_mut().zip(factors) {
+                        *sum += factor * x;
+                    }
+                }
+                let group_sum = group_sums[group];
+                for (out, ((sum, scale), zero)) in out.iter_mut().zip(sums.iter().zip(scales).zip(zeros)) {
+                    *out += scale * sum + zero * group_sum;
+                }
             }
         }
     }
@@ -178,17 +232,18 @@ impl Loader<'_> {
         }
     }
 
-    /// A matrix made by `read`, which is given the strip of 32 rows it shall fill.
+    /// A matrix made by `read`, which is given the strip it shall fill.
     fn strips(
         &self,
         features: usize,
         cols: usize,
-        read: impl Fn(usize, &mut [u8], &mut [(f32, f32)]) -> Result<(), TwinError> + Sync,
+        read: impl Fn(usize, &mut [[u8; TILE_ROWS / 2]], &mut [Constants]) -> Result<(), TwinError> + Sync,
     ) -> Result<Matrix, TwinError> {
-        let mut codes = vec![0; features * cols / 2];
-        let mut constants = vec![(0.0, 0.0); features * cols / GROUP];
-        let strips = codes.chunks_mut(TILE_ROWS * cols / 2).zip(constants.chunks_mut(TILE_ROWS * cols / GROUP));
-        let work = Mutex::new(strips.enumerate());
+        let (strips, groups) = (features / TILE_ROWS, cols / GROUP);
+        let mut codes = vec![[0; TILE_ROWS / 2]; strips * cols];
+        let mut constants = vec![Constants { scales: [0.0; TILE_ROWS], zeros: [0.0; TILE_ROWS] }; strips * groups];
+        let parts = codes.chunks_mut(cols.max(1)).zip(constants.chunks_mut(groups.max(1)));
+        let work = Mutex::new(parts.enumerate());
         let failure = Mutex::new(None);
         let run = || {
             loop {
@@ -213,76 +268,73 @@ impl Loader<'_> {
     }
 }
 
-/// The 32 rows of `strip`, from tiles.
+/// A strip, from tiles.
 fn read_tiles(
     tiled: &TiledTensor,
     strip: usize,
-    codes: &mut [u8],
-    constants: &mut [(f32, f32)],
+    codes: &mut [[u8; TILE_ROWS / 2]],
+    constants: &mut [Constants],
 ) -> Result<(), TwinError> {
-    let (cols, across) = (tiled.cols(), tiled.cols() / TILE_COLS);
-    for at in 0..across {
+    let across = tiled.cols() / TILE_COLS;
+    let places = codes.chunks_exact_mut(TILE_COLS).zip(constants.chunks_exact_mut(TILE_COLS / GROUP));
+    for (at, (codes, constants)) in places.enumerate() {
         // Q4_K tiles are repacked here, as the lane's host does at load.
         let tile = tiled.q4_1_tile(strip * across + at)?;
         let bf16_at = |at: usize| value(u16::from_le_bytes([tile[at], tile[at + 1]]));
-        for row in 0..TILE_ROWS {
-            for group in 0..TILE_COLS / GROUP {
-                let pair = 2 * (GROUP * group + row);
-                constants[row * cols / GROUP + at * TILE_COLS / GROUP + group] = (bf16_at(pair), bf16_at(512 + pair));
-                let first = 1024 + (8 * (row / 16) + group) * 256 + row % 16 / 2;
-                let code = |column: usize| tile[first + 8 * column] >> (4 * (row % 2)) & 15;
-                let out = row * cols / 2 + at * TILE_COLS / 2 + group * GROUP / 2;
-                for (pair, out) in codes[out..out + GROUP / 2].iter_mut().enumerate() {
-                    *out = code(2 * pair) | code(2 * pair + 1) << 4;
-                }
+        for (group, constants) in constants.iter_mut().enumerate() {
+            constants.scales = std::array::from_fn(|row| bf16_at(2 * (GROUP * group + row)));
+            constants.zeros = std::array::from_fn(|row| bf16_at(512 + 2 * (GROUP * group + row)));
+        }
+        for (col, codes) in codes.iter_mut().enumerate() {
+            for (half, codes) in codes.chunks_exact_mut(TILE_ROWS / 4).enumerate() {
+                let start = 1024 + (8 * half + col / GROUP) * 256 + 8 * (col % GROUP);
+                codes.copy_from_slice(&tile[start..start + TILE_ROWS / 4]);
             }
         }
     }
     Ok(())
 }
 
-/// The 32 rows of `strip`, from GGUF blocks whose codes q4_1 keeps.
-fn read_blocks(tensor: &Tensor, strip: usize, codes: &mut [u8], constants: &mut [(f32, f32)]) -> Result<(), TwinError> {
-    let cols = tensor.cols();
-    let rows = codes.chunks_exact_mut(cols / 2).zip(constants.chunks_exact_mut(cols / GROUP));
-    for (row, (codes, constants)) in rows.enumerate() {
+/// A strip, from GGUF blocks whose codes q4_1 keeps.
+fn read_blocks(
+    tensor: &Tensor,
+    strip: usize,
+    codes: &mut [[u8; TILE_ROWS / 2]],
+    constants: &mut [Constants],
+) -> Result<(), TwinError> {
+    for row in 0..TILE_ROWS {
         let bytes = tensor.row(strip * TILE_ROWS + row);
-        let groups = codes.as_chunks_mut::<{ GROUP / 2 }>().0.iter_mut().zip(constants);
+        let mut put = |group: usize, scale: f32, zero: f32, group_codes: &[u8; GROUP]| {
+            (constants[group].scales[row], constants[group].zeros[row]) = (bf16(scale), bf16(zero));
+            for (codes, code) in codes[group * GROUP..(group + 1) * GROUP].iter_mut().zip(group_codes) {
+                codes[row / 2] |= code << (4 * (row % 2));
+            }
+        };
         match tensor.weight_type() {
             WeightType::Q4_0 => {
-                for ((codes, constants), block) in groups.zip(bytes.as_chunks::<18>().0) {
-                    let block = Q4_0Block(block);
+                for (group, block) in bytes.as_chunks::<18>().0.iter().map(Q4_0Block).enumerate() {
                     let scale = block.scale().to_f32();
-                    *codes = pairs(&block.codes());
-                    *constants = (bf16(scale), bf16(-8.0 * scale));
+                    put(group, scale, -8.0 * scale, &block.codes());
                 }
             }
             WeightType::Q4_1 => {
-                for ((codes, constants), block) in groups.zip(bytes.as_chunks::<20>().0) {
-                    let block = Q4_1Block(block);
-                    *codes = pairs(&block.codes());
-                    *constants = (bf16(block.scale().to_f32()), bf16(block.min().to_f32()));
+                for (group, block) in bytes.as_chunks::<20>().0.iter().map(Q4_1Block).enumerate() {
+                    put(group, block.scale().to_f32(), block.min().to_f32(), &block.codes());
                 }
             }
             WeightType::Q4K => {
-                let subs = bytes.as_chunks::<144>().0.iter().map(Q4KBlock).flat_map(|block| {
-                    let (d, dmin, codes) = (block.scale().to_f32(), block.min_scale().to_f32(), block.codes());
-                    (0..8).map(move |sub| {
+                for (index, block) in bytes.as_chunks::<144>().0.iter().map(Q4KBlock).enumerate() {
+                    let (d, dmin) = (block.scale().to_f32(), block.min_scale().to_f32());
+                    for (sub, codes) in block.codes().as_chunks().0.iter().enumerate() {
                         let (scale, min) = block.scale_min(sub);
-                        let constants = (bf16(d * f32::from(scale)), bf16(-dmin * f32::from(min)));
-                        (pairs(&codes.as_chunks().0[sub]), constants)
-                    })
-                });
-                groups.zip(subs).for_each(|((codes, constants), sub)| (*codes, *constants) = sub);
+                        put(8 * index + sub, d * f32::from(scale), -dmin * f32::from(min), codes);
+                    }
+                }
             }
             other => return Err(refused_matrix(tensor.name(), other.name())),
         }
     }
     Ok(())
-}
-
-fn pairs(codes: &[u8; GROUP]) -> [u8; GROUP / 2] {
-    std::array::from_fn(|pair| codes[2 * pair] | codes[2 * pair + 1] << 4)
 }
 
 fn checked(tensor: &Tensor, rows: usize, cols: usize) -> Result<&Tensor, TwinError> {
@@ -301,4 +353,49 @@ fn read_row(tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), TwinErro
     tensor
         .dequantize_row(row, out)
         .map_err(|error| TwinError::Elements { tensor: tensor.name().to_owned(), reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 64 features × 64 columns.
+    fn matrix() -> Matrix {
+        let codes = |index: usize| std::array::from_fn(|pair| (index * 37 + pair * 11 + index / 7) as u8);
+        let constant = |seed: usize| std::array::from_fn(|row| bf16((seed as f32 * 0.7 + row as f32 * 1.3).sin()));
+        let constants = |index| Constants { scales: constant(index), zeros: constant(index + 100) };
+        Matrix {
+            features: 64,
+            cols: 64,
+            codes: (0..2 * 64).map(codes).collect(),
+            constants: (0..2 * 2).map(constants).collect(),
+        }
+    }
+
+    /// The stated order of operations, one feature at a time.
+    #[test]
+    fn groups_are_summed_in_the_stated_order() {
+        let matrix = matrix();
+        let x: Vec<f32> = (0..3 * 64).map(|at| bf16((at as f32 * 0.37).sin())).collect();
+        let found = matrix.multiply(&x, NonZeroUsize::new(2).unwrap());
+        assert_eq!(found, matrix.multiply(&x, NonZeroUsize::MIN));
+        for (row, x) in x.chunks(64).enumerate() {
+            assert_eq!(matrix.multiply(x, NonZeroUsize::MIN), found[row * 64..(row + 1) * 64], "row {row} alone");
+            for feature in 0..64 {
+                let (strip, within) = (feature / 32, feature % 32);
+                let mut wanted = 0.0f32;
+                for group in 0..2 {
+                    let (mut products, mut sum) = (0.0f32, 0.0f32);
+                    for (col, x) in x.iter().enumerate().skip(32 * group).take(32) {
+                        let code = matrix.codes[64 * strip + col][within / 2] >> (4 * (within % 2)) & 15;
+                        products += f32::from(code) * x;
+                        sum += x;
+                    }
+                    let Constants { scales, zeros } = &matrix.constants[2 * strip + group];
+                    wanted += scales[within] * products + zeros[within] * sum;
+                }
+                assert_eq!(found[64 * row + feature], wanted, "row {row}, feature {feature}");
+            }
+        }
+    }
 }
