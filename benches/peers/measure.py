@@ -309,13 +309,18 @@ class State:
 
     def __init__(self, path):
         self.path = path
+        self.commit = commit()
         self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def commits(self):
+        """Of the measured builds."""
+        return ", ".join(dict.fromkeys(line["commit"] for line in self.lines))
 
     def has(self, key):
         return any(line["key"] == key for line in self.lines)
 
     def add(self, key, **values):
-        self.lines.append({"key": key, **values})
+        self.lines.append({"key": key, "commit": self.commit, **values})
         with self.path.open("a") as file:
             file.write(json.dumps(self.lines[-1]) + "\n")
 
@@ -537,7 +542,7 @@ def report(state, args, notes):
     parts = [
         "# Speed of the CPU backend beside its peers",
         "Written by `benches/peers/measure.py`; do not edit, but for `benches/peers/notes.md`, which becomes the last section.",
-        f"- Machine: {machine()}.\n- Date: {datetime.date.today().isoformat()}. Commit: {commit()}.\n"
+        f"- Machine: {machine()}.\n- Date: {datetime.date.today().isoformat()}. Commit: {state.commits()}.\n"
         f"- Peers: llama.cpp ({LLAMA}, built natively), OpenVINO ({OPENVINO}, from the same GGUF file), candle "
         f"({CANDLE}, built natively).",
         "## Method",
