@@ -190,14 +190,11 @@ fn ask(client: &Client, configuration: &Configuration, index: usize, control: &C
         client.post(&configuration.endpoint, &body).map(|answer| outcome.note(&answer, started))
     };
     outcome.latency = started.elapsed();
-    match answered {
-        Ok(()) => {}
-        Err(error) => {
-            if let ApiError::Status { status, .. } = error {
-                outcome.status = Some(status);
-            }
-            outcome.error = Some(error.to_string());
+    if let Err(error) = answered {
+        if let ApiError::Status { status, .. } = error {
+            outcome.status = Some(status);
         }
+        outcome.error = Some(error.to_string());
     }
     if !configuration.stream {
         outcome.first_token = None;
