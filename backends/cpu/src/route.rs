@@ -15,9 +15,9 @@ use npuhal_core::stage::{Placement, Segment, Session};
 use npuhal_models::package::CONTEXT_POSITIONS;
 use npuhal_models::{ModelSource, TensorRole};
 use npuhal_registry::{
-    ANY_MODEL_TYPE, CostSource, Decline, DeviceAddress, DeviceCost, DeviceFactory, DeviceUri, Fitness, Numerics,
-    OpenRequest, Options, Reason, Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass, Tolerance,
-    Unavailable,
+    ANY_MODEL_TYPE, CostSource, Decline, DeviceAddress, DeviceCost, DeviceFactory, DeviceUri, Fitness, KernelOrigin,
+    Numerics, OpenRequest, Options, Reason, Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
+    Tolerance, Unavailable,
 };
 use std::num::NonZeroUsize;
 
@@ -157,6 +157,10 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
     let threads = threads(options);
     let threads = if threads.get() == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let detail = [offer.instructions, &threads, &format!("numerics {}", options.numerics)];
+    let kernels = match offer.instructions {
+        "" => format!("cpu {}", options.numerics),
+        instructions => format!("cpu {} ({instructions})", options.numerics),
+    };
     Service {
         device: card.id.clone(),
         window,
@@ -164,6 +168,7 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
         speed: offer.speed,
         expected: None,
         memory_bytes: Some(rows.saturating_add(tiles).saturating_add(kv)),
+        kernels: vec![KernelOrigin::built_in(kernels)],
         detail: detail.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", "),
     }
 }

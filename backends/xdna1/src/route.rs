@@ -6,7 +6,7 @@
 
 use crate::chunk::{ChunkFormat, LAYERS_PER_DISPATCH};
 use crate::error::LaneError;
-use crate::kit::{Design, KIT_FOLDER, Kit, KitError};
+use crate::kit::{Design, KIT_FOLDER, Kit, KitError, KitOrigin};
 use crate::layout::{POSITIONS, check_widths};
 use crate::placement::LayerPlacement;
 use crate::segment::{
@@ -23,8 +23,8 @@ use npuhal_models::package::{Family, OpenOptions, Package, PackageError, Shape};
 use npuhal_models::source::Format;
 use npuhal_models::{ModelConfig, ModelError, ModelSource};
 use npuhal_registry::{
-    CostSource, Decline, DeviceCost, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Reason, Route,
-    RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
+    CostSource, Decline, DeviceCost, Fitness, Host, KernelOrigin, NpuLayers, Numerics, OpenRequest, Options, Reason,
+    Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
 };
 use std::error::Error;
 use std::ops::Range;
@@ -71,7 +71,10 @@ impl Route for Xdna1Route {
             };
         }
         match Plan::new(model, options) {
-            Ok(plan) => Fitness::Serves(plan.service(card, model)),
+            Ok(plan) => match plan.check_origin(card) {
+                Ok(()) => Fitness::Serves(plan.service(card, model)),
+                Err(problem) => unavailable(problem.to_string()),
+            },
             Err(problem) => unavailable(problem.to_string()),
         }
     }
@@ -83,14 +86,18 @@ impl Route for Xdna1Route {
         host: &dyn Host,
     ) -> Result<Box<dyn Segment>, RouteError> {
         let SegmentRequest { model, span, options, positions } = request;
-        // The chunked graphs embed the token, and hand on the residual stream.
-        if span.takes != Takes::Tokens || span.yields != Yields::Hidden || span.layers.is_empty() {
+        // The graphs hand on the residual stream.
+        if span.yields != Yields::Hidden {
+            let layers = span.layers.end;
+            let reason =
+                format!("its graphs have no norm and no head; end the parts with {layers}..@cpu, which has no layers");
+            return Err(RouteError::Declined { route: NAME.to_owned(), reason: Reason::new(reason) });
+        }
+        if span.takes == Takes::Normed || span.layers.is_empty() {
             return Err(RouteError::NoSegments { route: NAME.to_owned(), span });
         }
-        let count = u32::try_from(span.layers.len()).unwrap_or(u32::MAX);
-        let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
+        let mut options = part_options(&span, options);
         options.context_positions = positions.or(options.context_positions);
-        options.route_options.insert("engine".to_owned(), "off".to_owned());
         let plan = Plan::new(model, &options).map_err(|problem| RouteError::Declined {
             route: NAME.to_owned(),
             reason: Reason::new(problem.to_string()),
@@ -98,7 +105,18 @@ impl Route for Xdna1Route {
         let device: Arc<dyn Device> = Arc::from(host.open_device(device)?);
         let service = plan.service(device.card(), model);
         let opening = Opening { model, options: &options, host, service: &service, plan: &plan };
-        opening.leading_chunks(device)
+        opening.chunks_from(span.layers.start, device)
+    }
+
+    fn part_service(
+        &self,
+        model: &ModelSource,
+        span: &SegmentSpan,
+        device: &DeviceCard,
+        options: &Options,
+    ) -> Option<Service> {
+        let plan = Plan::new(model, &part_options(span, options)).ok()?;
+        Some(plan.part_service(device, model))
     }
 
     fn cost(&self, model: &ModelSource, device: &DeviceCard, _: &Options) -> Option<DeviceCost> {
@@ -154,6 +172,14 @@ fn shape_of(config: &ModelConfig) -> Shape {
     }
 }
 
+/// Options of layers alone: chunked graphs run them, which are the same wherever in the model they are.
+fn part_options(span: &SegmentSpan, options: &Options) -> Options {
+    let count = u32::try_from(span.layers.len()).unwrap_or(u32::MAX);
+    let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
+    options.route_options.insert("engine".to_owned(), "off".to_owned());
+    options
+}
+
 /// Why a model cannot be placed.
 #[derive(Debug, Error)]
 enum Problem {
@@ -192,6 +218,8 @@ struct Plan {
     kit: Option<Kit>,
     /// Why the engine is not used although it could be.
     note: &'static str,
+    /// Arithmetic of a head that the CPU runs alone.
+    head_numerics: Numerics,
     window: u32,
 }
 
@@ -204,7 +232,17 @@ impl Plan {
         let window = window(options)?;
         let layers = layers(shape.layers, options.npu_layers)?;
         check_settings(&settings, family, layers)?;
-        let mut plan = Self { family, shape, settings, layers, form: Form::None, kit: None, note: "", window };
+        let mut plan = Self {
+            family,
+            shape,
+            settings,
+            layers,
+            form: Form::None,
+            kit: None,
+            note: "",
+            head_numerics: options.numerics,
+            window,
+        };
         if !layers.npu().is_empty() {
             let kit = Kit::read(&kernels_folder(model, options))?;
             (plan.form, plan.note) = form(&kit, &settings, family, shape, layers)?;
@@ -214,6 +252,73 @@ impl Plan {
             plan.kit = Some(kit);
         }
         Ok(plan)
+    }
+
+    /// Designs of the virtual NPU do nothing on hardware, and the virtual NPU executes no compiled code.
+    fn check_origin(&self, card: &DeviceCard) -> Result<(), Problem> {
+        let Some(kit) = &self.kit else { return Ok(()) };
+        let folder = kit.folder().display();
+        match (kit.manifest().origin, card.is_virtual) {
+            (KitOrigin::Virtual, false) => Err(Problem::Setting(format!(
+                "{folder}: a kit of the virtual NPU, which does nothing on {}; import compiled designs with `npuhal kit import`, or \
+                 name their folder with --kernels",
+                card.id
+            ))),
+            (KitOrigin::Imported, true) => Err(Problem::Setting(format!(
+                "{folder}: a kit of compiled designs, which {} does not execute; write its own with `npuhal kit xdna1 -m MODEL \
+                 --out DIR`, and name them with --kernels DIR",
+                card.id
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Kernels of the kit and of the CPU that the plan runs.
+    fn kernels(&self) -> Vec<KernelOrigin> {
+        let on_cpu = |numerics: Numerics| KernelOrigin::built_in(format!("cpu {numerics}"));
+        let Some(kit) = &self.kit else { return vec![on_cpu(self.settings.cpu_stage)] };
+        let manifest = kit.manifest();
+        let made = match manifest.origin {
+            KitOrigin::Virtual => "written for the virtual NPU",
+            KitOrigin::Imported => "compiled elsewhere",
+        };
+        let tools: Vec<String> = manifest.toolchain.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let tools = if tools.is_empty() { String::new() } else { format!(" with {}", tools.join(", ")) };
+        let origin = format!("{made}{tools}, in {}", kit.folder().display());
+        let mut kernels = Vec::new();
+        let mut add = |design: Design, layers: usize| {
+            let of_layers = match (design, layers) {
+                (Design::W8Projection, _) => String::new(),
+                (_, 1) => " (1 layer)".to_owned(),
+                _ => format!(" ({layers} layers)"),
+            };
+            let kernel = KernelOrigin { kernel: format!("{design}{of_layers}"), origin: origin.clone() };
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        };
+        match &self.form {
+            Form::None => {}
+            Form::Engine => {
+                add(Design::engine(self.family), self.shape.layers);
+                if self.family == Family::Qwen2 && kit.kernels_of(Design::QwenEnginePrefill).next().is_some() {
+                    add(Design::QwenEnginePrefill, self.shape.layers);
+                }
+            }
+            Form::Chunks { format, plan } => {
+                plan.chunks.iter().for_each(|chunk| add(Design::of_chunk(*format), chunk.len()));
+            }
+        }
+        if self.has_npu_head() {
+            add(Design::W8Projection, self.shape.layers);
+        }
+        let has_stage = matches!(self.form, Form::Chunks { .. });
+        let has_head = if has_stage { !self.has_npu_head() } else { self.family == Family::Llama };
+        kernels.extend(has_stage.then(|| on_cpu(self.settings.cpu_stage)));
+        if has_head && !(has_stage && self.head_numerics == self.settings.cpu_stage) {
+            kernels.push(on_cpu(self.head_numerics));
+        }
+        kernels
     }
 
     /// Whether the int8 projection runs the head.
@@ -232,9 +337,8 @@ impl Plan {
                     () if self.has_npu_head() => "int8 head on the NPU",
                     () => "head on the CPU",
                 };
-                let weights = if *format == ChunkFormat::SmolLmW8 { ", int8 weights" } else { "" };
                 let note = self.note;
-                format!("{} dispatches a token{weights}, {head}, CPU numerics {cpu}{note}", plan.chunks.len())
+                format!("{}, {head}, CPU numerics {cpu}{note}", dispatches(*format, plan))
             }
         };
         Service {
@@ -248,8 +352,21 @@ impl Plan {
             },
             expected: None,
             memory_bytes: Some(self.npu_bytes() + self.cpu_bytes(model)),
+            kernels: self.kernels(),
             detail,
         }
+    }
+
+    /// The layers on the NPU alone.
+    fn part_service(&self, card: &DeviceCard, model: &ModelSource) -> Service {
+        let mut service = self.service(card, model);
+        service.placement.retain(|part| part.device == card.id && part.yields == Yields::Hidden);
+        service.kernels.retain(|kernel| !kernel.is_built_in());
+        service.memory_bytes = Some(self.npu_bytes());
+        if let Form::Chunks { format, plan } = &self.form {
+            service.detail = dispatches(*format, plan);
+        }
+        service
     }
 
     /// Bytes of the device buffers.
@@ -298,6 +415,14 @@ impl Plan {
                 ]
             }
         }
+    }
+}
+
+fn dispatches(format: ChunkFormat, plan: &ChunkPlan) -> String {
+    let weights = if format == ChunkFormat::SmolLmW8 { ", int8 weights" } else { "" };
+    match plan.chunks.len() {
+        1 => format!("1 dispatch a token{weights}"),
+        count => format!("{count} dispatches a token{weights}"),
     }
 }
 
@@ -430,8 +555,8 @@ impl Opening<'_> {
         Ok(segments)
     }
 
-    /// Leading layers alone, in chunks.
-    fn leading_chunks(&self, device: Arc<dyn Device>) -> Result<Box<dyn Segment>, RouteError> {
+    /// As many layers as the plan has on the NPU, from layer `first` on, alone and in chunks.
+    fn chunks_from(&self, first: usize, device: Arc<dyn Device>) -> Result<Box<dyn Segment>, RouteError> {
         let (Form::Chunks { format, plan }, Some(kit)) = (&self.plan.form, &self.plan.kit) else {
             let reason = Reason::new("its kit has no chunked graphs, which run a part of a model's layers");
             return Err(RouteError::Declined { route: NAME.to_owned(), reason });
@@ -440,7 +565,8 @@ impl Opening<'_> {
         let package = self.package()?;
         let theta = package.metadata().rope_theta;
         let weights = PackageWeights::new(&package).map_err(|error| backend(error.into()))?;
-        let chunked = Chunked::load(device, weights, theta, kit, *format, plan, options).map_err(of_segment)?;
+        let plan = plan.moved_to(first);
+        let chunked = Chunked::load(device, weights, theta, kit, *format, &plan, options).map_err(of_segment)?;
         Ok(Box::new(chunked))
     }
 
