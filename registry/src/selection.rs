@@ -578,7 +578,7 @@ fn no_route_for_the_pin(decision: &Decision) -> Option<String> {
         _ => false,
     };
     let is_silent = decision.device != DeviceChoice::Auto && !decision.routes.iter().any(has_reason);
-    is_silent.then(|| "no route of this build uses it".to_owned())
+    is_silent.then(|| "no route of this build runs it there".to_owned())
 }
 
 /// Non-virtual devices that failed their check.

@@ -1,6 +1,7 @@
 //! A model spread over any devices that open parts of models.
 
 use crate::options::Options;
+use crate::parity::Tolerance;
 use crate::registry::{RegisteredRoute, Registry};
 use crate::route::{
     ANY_MODEL_TYPE, Decline, Fitness, Host, KernelOrigin, OpenRequest, Reason, Route, RouteError, SegmentRequest,
@@ -228,6 +229,16 @@ impl Route for SplitRoute {
             kernels: kernels(&parts),
             detail: parts.iter().map(describe).collect::<Vec<_>>().join(", "),
         })
+    }
+
+    /// That of the coarsest part.
+    fn tolerance(&self, model: &ModelSource, _: &Options) -> Tolerance {
+        let parts = self.plan(model).unwrap_or_default();
+        let of_part = |part: &PlannedPart<'_>| {
+            let (known, _) = part.routes.first()?;
+            Some(known.route.tolerance(model, &part.part.options))
+        };
+        parts.iter().filter_map(of_part).reduce(Tolerance::with).unwrap_or_default()
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {

@@ -369,7 +369,7 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
     let error = ask(&without, "llama", "virtual:npu1", None, 0).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "device virtual:npu1 cannot run this model of type llama: no route of this build uses it; route cpu runs it on cpu"
+        "device virtual:npu1 cannot run this model of type llama: no route of this build runs it there; route cpu runs it on cpu"
     );
     let error = ask(&without, "llama", "npu5", None, 0).unwrap_err();
     assert_eq!(

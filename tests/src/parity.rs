@@ -97,8 +97,8 @@ pub fn run(registry: &Registry, subject: &ParitySubject, models: &[(&str, ModelS
             (Ok(found), None) => {
                 let result = compare(registry, subject, model, found);
                 match (result, find(subject.expected_failures)) {
-                    (Ok(()), None) => outcome.passed.push((*name).to_owned()),
-                    (Ok(()), Some(reason)) => {
+                    (Ok(figures), None) => outcome.passed.push(format!("{name}: {figures}")),
+                    (Ok(_), Some(reason)) => {
                         outcome.wrong.push(format!("{name} passed, but a failure is expected: {reason}"));
                     }
                     (Err(error), None) => outcome.wrong.push(format!("{name}: {error}")),
@@ -152,7 +152,13 @@ pub fn report(reference: &mut Opened, found: &mut Opened, tolerance: Tolerance) 
     .map_err(|error| error.to_string())
 }
 
-fn compare(registry: &Registry, subject: &ParitySubject, model: &ModelSource, mut found: Opened) -> Result<(), String> {
+/// The largest distances where they are within the tolerance.
+fn compare(
+    registry: &Registry,
+    subject: &ParitySubject,
+    model: &ModelSource,
+    mut found: Opened,
+) -> Result<String, String> {
     let mut reference = open(registry, model, subject.against)?;
     let tolerance = subject.tolerance.unwrap_or(reference.tolerance.with(found.tolerance));
     let report = report(&mut reference, &mut found, tolerance)?;
@@ -161,7 +167,12 @@ fn compare(registry: &Registry, subject: &ParitySubject, model: &ModelSource, mu
     if !one_sided.is_empty() {
         return Err(format!("seen on one side only: {}", one_sided.join(", ")));
     }
-    if report.passed { Ok(()) } else { Err(npuhal_registry::parity::text(&report)) }
+    if !report.passed {
+        return Err(npuhal_registry::parity::text(&report));
+    }
+    let cosine = report.taps.iter().map(|tap| tap.min_cosine).fold(1.0, f64::min);
+    let error = report.taps.iter().map(|tap| tap.max_relative_error).fold(0.0, f64::max);
+    Ok(format!("cosine {cosine:.6}, error {error:.4} of the root mean square"))
 }
 
 /// Writes a model of the kit below `folder` and opens it.

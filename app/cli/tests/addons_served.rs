@@ -28,7 +28,8 @@ fn the_rust_example_answers_through_the_server_what_it_answers_through_run() {
     let (addon, model) = (home.rust_addon(), home.model());
     let run = ["run", "--addon", addon.to_str().unwrap(), "-m", model.to_str().unwrap(), "--raw", "-n", "12"];
     let wanted = home.run(&[&run[..], &["the hello"]].concat()).with_code(0).out;
-    let server = serve(&home, &model, &addon, &[]);
+    // The greedy continuation of a model without layers is one token for ever, which the self-test refuses.
+    let server = serve(&home, &model, &addon, &["--no-self-test"]);
     let resident = server.get("/ready").json()["resident"][0].clone();
     assert_eq!((&resident["route"], &resident["device"]), (&json!("zero-layers"), &json!("cpu")), "{resident}");
     assert_eq!(text_of(&server, "the hello", 12).trim_end_matches('\n'), wanted.trim_end_matches('\n'));

@@ -29,6 +29,15 @@ pub const NAME: &str = "cpu";
 const PUBLISHED_BYTES_PER_SECOND: f64 = 49_152.0 * 576.0 * 4.0 / 5e-3;
 const PUBLISHED_BY: &str = "c8dhjp4tyv-bit/hawkpoint-npu-llm, CPU head of SmolLM2-135M";
 
+/// Four times what `npuhal parity` measures against `exact` on SmolLM2-135M (Q4_1) and Qwen2.5-Coder-0.5B (Q4_K_M), with 24 drawn
+/// ids of the seeds 0 and 1 and a prompt of 45: 1 - cosine is at most 2.4e-5 and the error 0.111 of the root mean square. The
+/// largest error of a logit is 0.076, so twice that may turn two of them round; four times is allowed.
+const FAST_TOLERANCE: Tolerance = Tolerance { cosine: 0.9999, relative_error: 0.45, near_tie: 0.3 };
+/// The same for inputs of 8 bits: 1 - cosine is at most 0.0129 and the error 2.44, both on SmolLM2, whose second layer has a few
+/// elements much larger than the others. Where SmolLM2 finds another token likeliest (seeds 0 to 3), the two highest logits are at
+/// most 0.161 apart; four times is allowed.
+const INT8_TOLERANCE: Tolerance = Tolerance { cosine: 0.95, relative_error: 10.0, near_tie: 0.65 };
+
 /// Runs any model on the host processor.
 pub struct CpuRoute;
 
@@ -63,10 +72,10 @@ impl Route for CpuRoute {
     fn tolerance(&self, _: &ModelSource, options: &Options) -> Tolerance {
         match options.numerics {
             Numerics::Exact => Tolerance::EXACT,
-            // 8-bit activations.
-            Numerics::Fast => Tolerance { cosine: 0.98, relative_error: 1.0, near_tie: 1.0 },
+            Numerics::Fast => FAST_TOLERANCE,
+            Numerics::Int8 => INT8_TOLERANCE,
             // A bf16 residual stream.
-            _ => Tolerance { cosine: 0.99, relative_error: 0.75, near_tie: 1.0 },
+            _ => Tolerance::default(),
         }
     }
 

@@ -75,6 +75,11 @@ impl Route for Xdna1Route {
                 Ok(()) => Fitness::Serves(plan.service(card, model)),
                 Err(problem) => unavailable(problem.to_string()),
             },
+            Err(Problem::Kit(KitError::Missing { path })) if card.is_virtual => unavailable(format!(
+                "{}: no kit is there; `npuhal kit xdna1 -m {}` writes one for the virtual NPU",
+                path.display(),
+                model.path().display()
+            )),
             Err(problem) => unavailable(problem.to_string()),
         }
     }

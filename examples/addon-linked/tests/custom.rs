@@ -62,7 +62,7 @@ fn the_linked_add_on_answers_through_the_server_of_the_program() {
     let path = model.to_str().unwrap();
     let run = program(&["run", "-m", path, "--raw", "-n", "12", "the hello"]).output().unwrap();
     // Its workers are the same program.
-    let server = Served::start(&mut program(&["serve", "-m", path, "--threads", "1"]));
+    let server = Served::start(&mut program(&["serve", "-m", path, "--threads", "1", "--no-self-test"]));
     assert_eq!(server.get("/ready").json()["resident"][0]["route"], "zero-layers");
     let answer = server.post("/v1/completions", &json!({ "prompt": "the hello", "max_tokens": 12 }));
     let text = answer.json()["choices"][0]["text"].as_str().unwrap().to_owned();

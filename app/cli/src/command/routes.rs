@@ -334,7 +334,11 @@ fn route_text(route: &Value) -> String {
     text.push('\n');
     for part in entries(route, "placement") {
         let (layers, device, yields) = (word(part, "layers"), word(part, "device"), word(part, "yields"));
-        text.push_str(&format!("    layers {layers} on {device}, yielding {yields}\n"));
+        let what = match layers.split_once("..") {
+            Some((start, end)) if start == end => "head".to_owned(),
+            _ => format!("layers {layers}"),
+        };
+        text.push_str(&format!("    {what} on {device}, yielding {yields}\n"));
     }
     for kernel in entries(route, "kernels") {
         text.push_str(&format!("    kernel {}: {}\n", word(kernel, "kernel"), word(kernel, "origin")));
