@@ -181,9 +181,9 @@ const NOT_PACKED: &[(&str, &str)] = &[
 ];
 
 /// The array computes exponentials by a table that its twin reads otherwise, and sums in another order: bits differ behind the
-/// first position. Measured on the models here: cosine 0.999 6, 0.06 of the root mean square.
+/// first position. Bounds that the models here keep; the tests print the figures.
 const TWIN: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.15, near_tie: 0.25 };
-/// With weights of eight bits where the twin has sixteen. Measured: cosine 0.997, 0.2.
+/// The same with weights of eight bits where the twin has sixteen.
 const EIGHT_BITS: Tolerance = Tolerance { cosine: 0.995, relative_error: 0.35, near_tie: 0.5 };
 
 #[track_caller]

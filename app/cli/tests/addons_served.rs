@@ -46,7 +46,7 @@ fn the_rust_example_answers_through_the_server_what_it_answers_through_run() {
         pieces.filter_map(|piece| Some(piece["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect();
     assert_eq!(whole["choices"][0]["message"]["content"], text);
     // The options of the route come from the command line of the server.
-    let server = serve(&home, &model, &addon, &["--npu-opt", "zero-layers-scale=-1"]);
+    let server = serve(&home, &model, &addon, &["--no-self-test", "--npu-opt", "zero-layers-scale=-1"]);
     assert_eq!(server.get("/ready").json()["resident"][0]["route"], "cpu", "it declines");
 }
 
