@@ -3,7 +3,7 @@
  * vowels.
  *
  *   cc -shared -fPIC -O2 -I addon/abi/include -o parrot.so examples/addon-c/parrot.c
- *   npuhal run --addon ./parrot.so "Polly wants a cracker"
+ *   npuhal run --addon ./parrot.so --raw "Polly wants a cracker"
  */
 #include "npuhal_addon.h"
 #include <stdlib.h>

@@ -40,13 +40,14 @@ pub use options::{NpuLayers, Numerics, OptionError, Options, Prefer};
 pub use parity::Tolerance;
 pub use registry::{FactoryEntry, Origin, Registry, RegistryError, RegistryHost, RouteEntry};
 pub use route::{
-    ANY_MODEL_TYPE, Decline, ExpectedSpeed, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest,
-    Service, SpeedClass,
+    ANY_MODEL_TYPE, Decline, ExpectedSpeed, Fitness, Host, KernelOrigin, OpenRequest, Reason, Route, RouteError,
+    SegmentRequest, Service, SpeedClass,
 };
 pub use selection::{
     Choice, Decision, DeviceCheck, DeviceReport, Request, SelectionError, SelectionProblem, select, survey_devices,
 };
 pub use span::{SegmentSpan, SpanError};
+pub use split::{LayerSpan, Split, SplitPart};
 pub use target::{Target, TargetError};
 pub use uri::{DeviceAddress, DeviceChoice, DeviceUri, NpuModel, UriError};
 

@@ -6,7 +6,8 @@ use crate::extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionEr
 use crate::factory::{DeviceFactory, Unavailable};
 use crate::options::Options;
 use crate::parity::Tolerance;
-use crate::route::{ANY_MODEL_TYPE, Fitness, Host, OpenRequest, Route, RouteError, SegmentRequest};
+use crate::route::{ANY_MODEL_TYPE, Fitness, Host, OpenRequest, Route, RouteError, SegmentRequest, Service};
+use crate::span::SegmentSpan;
 use crate::uri::DeviceUri;
 use crate::witness::Witness;
 use npuhal_core::device::Device;
@@ -521,6 +522,16 @@ impl Route for StaticRoute {
         host: &dyn Host,
     ) -> Result<Box<dyn Segment>, RouteError> {
         self.0.segment_on(request, device, host)
+    }
+
+    fn part_service(
+        &self,
+        model: &ModelSource,
+        span: &SegmentSpan,
+        device: &DeviceCard,
+        options: &Options,
+    ) -> Option<Service> {
+        self.0.part_service(model, span, device, options)
     }
 
     fn tolerance(&self, model: &ModelSource, options: &Options) -> Tolerance {

@@ -57,6 +57,19 @@ pub trait Route: Send + Sync {
         self.segment(request)
     }
 
+    /// How it would run the part `span` alone on `device`, with the options of [`Route::segment_on`]; `None` where a part runs as
+    /// [`Route::fitness`] says of the whole.
+    fn part_service(
+        &self,
+        model: &ModelSource,
+        span: &SegmentSpan,
+        device: &DeviceCard,
+        options: &Options,
+    ) -> Option<Service> {
+        let _ = (model, span, device, options);
+        None
+    }
+
     /// How far its results may be from those of exact arithmetic, for parity.
     fn tolerance(&self, model: &ModelSource, options: &Options) -> Tolerance {
         let _ = (model, options);
@@ -161,6 +174,31 @@ pub struct ExpectedSpeed {
     pub claim: Claim,
 }
 
+/// A kernel that a service runs, and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelOrigin {
+    /// The kernel, e.g. `smollm-engine (30 layers)`.
+    pub kernel: String,
+    /// Where it comes from, e.g. `built in`, or who made it and the folder it lies in.
+    pub origin: String,
+}
+
+impl KernelOrigin {
+    const BUILT_IN: &'static str = "built in";
+
+    /// A kernel that is part of the program.
+    #[must_use]
+    pub fn built_in(kernel: impl Into<String>) -> Self {
+        Self { kernel: kernel.into(), origin: Self::BUILT_IN.to_owned() }
+    }
+
+    /// Whether it is part of the program.
+    #[must_use]
+    pub fn is_built_in(&self) -> bool {
+        self.origin == Self::BUILT_IN
+    }
+}
+
 /// How a route would run a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Service {
@@ -176,6 +214,8 @@ pub struct Service {
     pub expected: Option<ExpectedSpeed>,
     /// Memory for weights and KV cache, in bytes, where known.
     pub memory_bytes: Option<u64>,
+    /// Kernels it would run, each with its origin; empty where the route does not say.
+    pub kernels: Vec<KernelOrigin>,
     /// What is worth saying beside the device's name, e.g. `AVX2, 2 threads, numerics fast`; may be empty.
     pub detail: String,
 }

@@ -9,6 +9,7 @@ use crate::factory::Unavailable;
 use crate::options::{Options, Prefer};
 use crate::registry::{Origin, RegisteredRoute, Registry, RegistryHost};
 use crate::route::{ANY_MODEL_TYPE, Decline, Fitness, OpenRequest, Reason, Route, RouteError, Service};
+use crate::split::{Split, SplitRoute};
 use crate::uri::{DeviceAddress, DeviceChoice, DeviceUri};
 use crate::witness::Witness;
 use npuhal_core::card::{DeviceCard, Generation};
@@ -25,6 +26,8 @@ use thiserror::Error;
 pub struct Request {
     /// Device.
     pub device: DeviceChoice,
+    /// Layers by device, in place of `device`; their options are those of the parts.
+    pub split: Option<Split>,
     /// What matters most; `None` is the order of precedence.
     pub prefer: Option<Prefer>,
     /// Positions that prompt and answer need; 0 where that is not known yet.
@@ -278,6 +281,14 @@ pub struct SelectionError {
 /// # Errors
 /// A pin that cannot be served, a route that is required and cannot serve, a request that fits no window, or no route at all.
 pub fn select(registry: &Registry, model: &ModelSource, request: &Request) -> Result<Choice, SelectionError> {
+    let Some(split) = &request.split else { return select_among(registry, model, request) };
+    let route = SplitRoute::new(registry.clone(), split.clone());
+    // Its devices are named, so it is held to them as a pinned route is.
+    let request = Request { split: None, device: split.main_device(), ..request.clone() };
+    select_among(&registry.with_only_route(Arc::new(route)), model, &request)
+}
+
+fn select_among(registry: &Registry, model: &ModelSource, request: &Request) -> Result<Choice, SelectionError> {
     let mut decision = survey(registry, model, request);
     match choose(registry, model, request, &mut decision) {
         Ok((route, service)) => Ok(Choice { route, service, decision }),
@@ -567,7 +578,7 @@ fn no_route_for_the_pin(decision: &Decision) -> Option<String> {
         _ => false,
     };
     let is_silent = decision.device != DeviceChoice::Auto && !decision.routes.iter().any(has_reason);
-    is_silent.then(|| "no route of this build uses it".to_owned())
+    is_silent.then(|| "no route of this build runs it there".to_owned())
 }
 
 /// Non-virtual devices that failed their check.

@@ -1,13 +1,15 @@
 //! A model spread over any devices that open parts of models.
 
 use crate::options::Options;
+use crate::parity::Tolerance;
 use crate::registry::{RegisteredRoute, Registry};
 use crate::route::{
-    ANY_MODEL_TYPE, Decline, Fitness, Host, OpenRequest, Reason, Route, RouteError, SegmentRequest, Service, SpeedClass,
+    ANY_MODEL_TYPE, Decline, Fitness, Host, KernelOrigin, OpenRequest, Reason, Route, RouteError, SegmentRequest,
+    Service, SpeedClass,
 };
 use crate::selection::{Request, RouteOutcome, select};
 use crate::span::SegmentSpan;
-use crate::uri::{DeviceChoice, DeviceUri};
+use crate::uri::{DeviceAddress, DeviceChoice, DeviceUri};
 use npuhal_core::card::{DeviceCard, Generation};
 use npuhal_core::pipeline::Pipeline;
 use npuhal_core::stage::{Placement, Segment, Session, Takes, Yields};
@@ -65,6 +67,13 @@ pub struct Split {
 }
 
 impl Split {
+    /// The device that counts as the session's own: the first that is not the CPU, or else the first.
+    #[must_use]
+    pub fn main_device(&self) -> DeviceChoice {
+        let main = self.parts.iter().find(|part| part.device.address != DeviceAddress::Cpu).or(self.parts.first());
+        main.map_or(DeviceChoice::Auto, |part| DeviceChoice::Pinned(part.device.clone()))
+    }
+
     /// What each part covers of a model of `layers` layers.
     ///
     /// # Errors
@@ -143,9 +152,13 @@ impl SplitRoute {
         let routes = reports.into_iter().filter_map(|(_, report)| {
             let RouteOutcome::Serves(service) = &report.outcome else { return None };
             let is_it = |known: &&RegisteredRoute| known.route.name() == report.name && known.origin == report.origin;
-            Some((self.registry.routes().iter().find(is_it)?.clone(), service.clone()))
+            let known = self.registry.routes().iter().find(is_it)?.clone();
+            let options = part.options.limited_to(known.route.option_keys());
+            let alone = card.and_then(|device| known.route.part_service(model, &span, &device.card, &options));
+            Some((known, alone.unwrap_or_else(|| service.clone())))
         });
-        Ok(PlannedPart { part, span, routes: routes.collect(), generation })
+        let routes = routes.collect();
+        Ok(PlannedPart { part, span, routes, generation })
     }
 }
 
@@ -213,8 +226,19 @@ impl Route for SplitRoute {
             speed: speed.unwrap_or(SpeedClass::Cpu),
             expected: None,
             memory_bytes: None,
+            kernels: kernels(&parts),
             detail: parts.iter().map(describe).collect::<Vec<_>>().join(", "),
         })
+    }
+
+    /// That of the coarsest part.
+    fn tolerance(&self, model: &ModelSource, _: &Options) -> Tolerance {
+        let parts = self.plan(model).unwrap_or_default();
+        let of_part = |part: &PlannedPart<'_>| {
+            let (known, _) = part.routes.first()?;
+            Some(known.route.tolerance(model, &part.part.options))
+        };
+        parts.iter().filter_map(of_part).reduce(Tolerance::with).unwrap_or_default()
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {
@@ -225,6 +249,17 @@ impl Route for SplitRoute {
             parts.iter().map(|part| part.open(model, service.window, host)).collect::<Result<Vec<_>, _>>()?;
         Ok(Session::Stepper(Box::new(Pipeline::new(segments, model.config().layers)?)))
     }
+}
+
+/// Kernels of all parts, each once.
+fn kernels(parts: &[PlannedPart<'_>]) -> Vec<KernelOrigin> {
+    let mut kernels = Vec::new();
+    for kernel in parts.iter().filter_map(|part| part.routes.first()).flat_map(|(_, service)| &service.kernels) {
+        if !kernels.contains(kernel) {
+            kernels.push(kernel.clone());
+        }
+    }
+    kernels
 }
 
 #[cfg(test)]

@@ -10,11 +10,10 @@
 use crate::options::{OptionError, Options};
 use crate::registry::Registry;
 use crate::selection::{Choice, Request, SelectionError, select};
-use crate::split::{LayerSpan, Split, SplitPart, SplitRoute};
+use crate::split::{LayerSpan, Split, SplitPart};
 use crate::uri::{DeviceAddress, DeviceChoice, DeviceUri, UriError};
 use npuhal_models::ModelSource;
 use std::fmt;
-use std::sync::Arc;
 use thiserror::Error;
 
 /// A target that cannot be read.
@@ -94,10 +93,7 @@ impl Target {
         let request = Request { options: self.options.clone(), ..Request::default() };
         match &self.place {
             Place::Device(device) => select(registry, model, &Request { device: device.clone(), ..request }),
-            Place::Split(split) => {
-                let route = SplitRoute::new(registry.clone(), split.clone());
-                select(&registry.with_only_route(Arc::new(route)), model, &request)
-            }
+            Place::Split(split) => select(registry, model, &Request { split: Some(split.clone()), ..request }),
         }
     }
 

@@ -144,6 +144,7 @@ impl Route for FakeRoute {
                     .tokens_per_second
                     .map(|tokens_per_second| ExpectedSpeed { tokens_per_second, claim: Claim::Modelled }),
                 memory_bytes: None,
+                kernels: Vec::new(),
                 detail: if *id == "cpu" { "AVX2, 2 threads, numerics fast".to_owned() } else { String::new() },
             }),
         }
@@ -368,7 +369,7 @@ fn the_line_says_no_npu_found_only_where_somebody_looked() {
     let error = ask(&without, "llama", "virtual:npu1", None, 0).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "device virtual:npu1 cannot run this model of type llama: no route of this build uses it; route cpu runs it on cpu"
+        "device virtual:npu1 cannot run this model of type llama: no route of this build runs it there; route cpu runs it on cpu"
     );
     let error = ask(&without, "llama", "npu5", None, 0).unwrap_err();
     assert_eq!(
@@ -596,11 +597,7 @@ fn a_split_route_says_what_it_lacks() {
         }
     };
     assert_eq!(message("0..2@npu1,2..@cpu"), "route xdna1-engine runs whole models only; asked for layers 0..2");
-    assert!(
-        message("0..2@npu5,2..@cpu").contains("npu5: there is no device 'npu5'"),
-        "{}",
-        message("0..2@npu5,2..@cpu")
-    );
+    assert!(message("0..2@npu5,2..@cpu").contains("there is no device 'npu5'"), "{}", message("0..2@npu5,2..@cpu"));
     assert!(message("0..2@npu1").contains("the parts end at layer 2 of 4"), "{}", message("0..2@npu1"));
     let target = crate::Target::parse("0..2@npu1,2..@cpu", &Options::default(), &[]).unwrap();
     let service = target.choose(&registry, &model("llama")).unwrap().service;

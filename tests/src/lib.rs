@@ -8,3 +8,4 @@ pub mod golden;
 pub mod kit;
 pub mod models;
 pub mod parity;
+pub mod served;

@@ -4,7 +4,7 @@ use npuhal_models::{ModelSource, WeightType};
 use npuhal_registry::{Registry, Tolerance};
 use npuhal_tests::kit::gguf::GgufFile;
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
-use npuhal_tests::parity::{ParitySubject, open, report, run};
+use npuhal_tests::parity::{ParitySubject, open, report, run, written};
 use std::path::Path;
 
 use npuhal_cpu as _;
@@ -16,7 +16,7 @@ fn registry() -> Registry {
 #[track_caller]
 fn assert_parity(subject: &ParitySubject) {
     let folder = tempfile::tempdir().unwrap();
-    let outcome = run(&registry(), subject, folder.path());
+    let outcome = run(&registry(), subject, &written(folder.path()));
     assert!(outcome.wrong.is_empty(), "{}:\n{}", subject.target, outcome.wrong.join("\n"));
     assert!(!outcome.passed.is_empty(), "{}: no model was compared", subject.target);
 }
@@ -25,46 +25,50 @@ const HEAD_NORMS: (&str, &str) = ("qwen3-q4_k_m", "the lane does not norm query 
 
 #[test]
 fn fast_agrees_with_exact() {
-    assert_parity(&ParitySubject { target: "cpu:fast", unsupported: &[], expected_failures: &[] });
+    assert_parity(&ParitySubject::new("cpu:fast"));
+}
+
+#[test]
+fn int8_agrees_with_exact() {
+    assert_parity(&ParitySubject::new("cpu:int8"));
 }
 
 #[test]
 fn exact_agrees_with_itself_whatever_the_threads() {
-    assert_parity(&ParitySubject { target: "cpu:exact?threads=3", unsupported: &[], expected_failures: &[] });
+    assert_parity(&ParitySubject::new("cpu:exact?threads=3"));
 }
 
 #[test]
 fn the_smollm_twin_agrees_with_exact() {
     assert_parity(&ParitySubject {
-        target: "cpu:xdna1-smollm",
         unsupported: &[
             HEAD_NORMS,
             ("qwen2-bf16", "the SmolLM engine adds no biases"),
             ("qwen2-q8_0", "the SmolLM engine adds no biases"),
         ],
-        expected_failures: &[],
+        ..ParitySubject::new("cpu:xdna1-smollm")
     });
 }
 
 #[test]
 fn the_qwen_twin_agrees_with_exact() {
-    assert_parity(&ParitySubject { target: "cpu:xdna1-qwen", unsupported: &[HEAD_NORMS], expected_failures: &[] });
+    assert_parity(&ParitySubject { unsupported: &[HEAD_NORMS], ..ParitySubject::new("cpu:xdna1-qwen") });
 }
 
 #[test]
 fn the_twin_of_the_cpu_stage_agrees_with_exact() {
-    assert_parity(&ParitySubject { target: "cpu:xdna1-cpu", unsupported: &[HEAD_NORMS], expected_failures: &[] });
+    assert_parity(&ParitySubject { unsupported: &[HEAD_NORMS], ..ParitySubject::new("cpu:xdna1-cpu") });
 }
 
 #[test]
 fn lists_that_are_wrong_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let subject = ParitySubject {
-        target: "cpu:fast",
         unsupported: &[("llama-f32", "it is supported"), ("gone", "why")],
         expected_failures: &[("llama-bf16", "it passes")],
+        ..ParitySubject::new("cpu:fast")
     };
-    let wrong = run(&registry(), &subject, folder.path()).wrong;
+    let wrong = run(&registry(), &subject, &written(folder.path())).wrong;
     for text in ["gone is listed as unsupported", "llama-f32 is taken", "llama-bf16 passed, but a failure is expected"]
     {
         assert!(wrong.iter().any(|line| line.contains(text)), "{text}: {wrong:?}");

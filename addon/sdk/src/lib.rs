@@ -84,6 +84,7 @@ pub fn service(card: &DeviceCard, model: &ModelSource, window: u32) -> Service {
         speed: if card.generation == Generation::Cpu { SpeedClass::Cpu } else { SpeedClass::Lane },
         expected: None,
         memory_bytes: None,
+        kernels: Vec::new(),
         detail: String::new(),
     }
 }

@@ -81,6 +81,9 @@ pub(crate) enum Command {
         /// What it needs to know, as JSON
         #[arg(long, value_name = "JSON")]
         settings: String,
+        /// Only find out whether the session could be, and whether these folders are models of an add-on
+        #[arg(long, value_name = "FOLDER", num_args = 0..)]
+        check: Option<Vec<PathBuf>>,
     },
     /// Show the devices and whether each can be used
     Devices(DevicesArgs),
@@ -127,7 +130,8 @@ pub(crate) struct ModelArgs {
 /// Where a model runs, and how. Handed on to workers.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub(crate) struct SessionArgs {
-    /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error
+    /// Device: auto, cpu, npu1, npu5, virtual:npu1, … A device named here is used or it is an error. Layers may be spread over
+    /// devices: 0..16@virtual:npu1,16..@cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: String,
 

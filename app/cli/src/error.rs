@@ -96,6 +96,9 @@ pub(crate) enum CliError {
     Live(Box<LiveError>),
     #[error(transparent)]
     Calibration(#[from] CalibrationError),
+    /// Add-ons that cannot even be loaded without a crash.
+    #[error("loading the add-ons crashed ({status}): {files}; start again without the faulty one")]
+    AddonsCrashed { status: String, files: String },
     /// The model is one that only an add-on runs, which is not here.
     #[error("{model}: {missing}")]
     PrivateRoute { model: String, missing: String },

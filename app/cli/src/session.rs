@@ -16,8 +16,9 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
 use npuhal_models::{Catalogue, ModelError, ModelSource, Store, Tokenizer};
 use npuhal_registry::private::{open_for_addons, private_route_missing, stated_model_type};
+use npuhal_registry::target::{Place, Target};
 use npuhal_registry::{
-    AddonSources, Choice, DeviceChoice, NpuLayers, Options, Registry, Request, SelectionError, SelectionProblem, select,
+    AddonSources, Choice, NpuLayers, Options, Prefer, Registry, Request, SelectionError, SelectionProblem, select,
 };
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
@@ -63,14 +64,19 @@ pub(crate) fn locate(host: &Host, spec: &OsStr) -> Result<PathBuf, CliError> {
 
 /// What `args` ask of the choice of a route.
 pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request, CliError> {
-    let device: DeviceChoice = args.device.parse().map_err(|error| CliError::Usage(format!("--device: {error}")))?;
     let prefer = args.prefer.as_deref().map(str::parse).transpose();
-    Ok(Request {
-        device,
-        prefer: prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?,
-        options: options(registry, args)?,
-        ..Request::default()
-    })
+    let prefer: Option<Prefer> = prefer.map_err(|error| CliError::Usage(format!("--prefer: {error}")))?;
+    let base = options(registry, args)?;
+    let Target { place, options, .. } = Target::parse(&args.device, &base, &registry.option_keys())
+        .map_err(|error| CliError::Usage(format!("--device: {error}")))?;
+    match place {
+        Place::Device(device) => Ok(Request { device, prefer, options, ..Request::default() }),
+        Place::Split(_) if prefer.is_some() || options.npu_layers.is_some() => Err(CliError::Usage(format!(
+            "--device {}: the device of every layer is named; leave out --prefer, --npu-layers and --npu-percent",
+            args.device
+        ))),
+        Place::Split(split) => Ok(Request { split: Some(split), options, ..Request::default() }),
+    }
 }
 
 /// The same for commands that compare sessions, each of which is named.

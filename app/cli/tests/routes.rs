@@ -5,6 +5,7 @@ mod common;
 use common::Home;
 use npuhal_models::WeightType;
 use npuhal_models::package::Family;
+use npuhal_tests::kit::hub::HubDirectory;
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
 use npuhal_tests::kit::package::SmallPackage;
 use serde_json::Value;
@@ -28,8 +29,23 @@ fn without_machine(text: &str, home: &Home, devices: &Value) -> String {
     }
     for instructions in ["avx512", "avx2", "portable"] {
         text = text.replace(&format!("{instructions}, 2 threads"), "ISA, 2 threads");
+        text = text.replace(&format!("({instructions})"), "(ISA)");
     }
-    text
+    text.replace(concat!("npuhal ", env!("CARGO_PKG_VERSION")), "npuhal VERSION")
+}
+
+/// Runs `npuhal routes` for `model` as JSON and as text, and compares both with what is stored; the exit code.
+fn stored(home: &Home, name: &str, model: &Path, more: &[&str]) -> Option<i32> {
+    let arguments = ["routes", "-m", model.to_str().unwrap(), "--threads", "2"];
+    let run = |format: &[&str]| home.run(&[arguments.as_slice(), more, format].concat());
+    let said = run(&["--json"]);
+    let parsed: Value = serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {}", said.err));
+    compare_with_stored(&format!("{name}.json"), &without_machine(&without_npus(&parsed), home, &parsed));
+    let text = run(&[]);
+    assert_eq!(text.code, said.code);
+    let lines: String = text.out.split_inclusive('\n').filter(|line| !line.starts_with("  npu")).collect();
+    compare_with_stored(&format!("{name}.txt"), &without_machine(&lines, home, &parsed));
+    said.code
 }
 
 /// The same without the NPUs of this machine, and without what was found in looking for them.
@@ -81,13 +97,8 @@ fn the_choice_for_a_small_llama_is_as_stored() {
         let arguments = ["routes", "-m", path.to_str().unwrap(), "--threads", "2", "--device", "cpu"];
         home.run(&[arguments.as_slice(), more].concat())
     };
-    let json = run(&["--json"]).with_code(0).out;
-    let parsed: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(parsed["routes"][0]["wins"], true);
-    compare_with_stored("llama.json", &without_machine(&without_npus(&parsed), &home, &parsed));
-    let text = run(&[]).with_code(0).out;
-    let text: String = text.split_inclusive('\n').filter(|line| !line.starts_with("  npu")).collect();
-    compare_with_stored("llama.txt", &without_machine(&text, &home, &parsed));
+    assert_eq!(stored(&home, "llama", &path, &["--device", "cpu"]), Some(0));
+    assert_eq!(stored(&home, "llama-spread", &path, &["--device", "0..1@cpu:exact,1..@cpu"]), Some(0));
     let pinned = run(&["--needs", "9000"]).with_code(0);
     assert!(pinned.out.contains("note: the window of 8192 positions is smaller than the 9000"), "{}", pinned.out);
     let short = home.run(&["routes", "-m", path.to_str().unwrap(), "--needs", "9000"]).with_code(1);
@@ -100,20 +111,77 @@ fn the_choice_for_a_small_llama_is_as_stored() {
 }
 
 #[test]
-fn the_choice_for_each_kind_of_model_is_as_stored() {
+fn the_choice_for_a_package_is_as_stored() {
     const TOKENIZER: &[u8] = include_bytes!("../../../models/tests/data/text/tiny_tokenizer/tokenizer.json");
     let home = Home::new();
-    let small = SmallPackage { family: Family::Llama, layers: 2, vocab_size: 448, seed: 3 };
+    let npu = ["--device", "virtual:npu1"];
+    let small = SmallPackage { family: Family::Llama, layers: 4, vocab_size: 448, seed: 3 };
     let package = small.write(home.path(), "small-xdna1", &[("tokenizer.json", TOKENIZER)]);
-    let stored = |name: &str, model: &Path, more: &[&str]| {
-        let arguments = ["routes", "-m", model.to_str().unwrap(), "--threads", "2", "--json"];
-        let said = home.run(&[arguments.as_slice(), more].concat());
-        let parsed: Value = serde_json::from_str(&said.out).unwrap();
-        compare_with_stored(name, &without_machine(&without_npus(&parsed), &home, &parsed));
-        said.code
+    assert_eq!(stored(&home, "package", &package, &["--device", "cpu"]), Some(0));
+    assert_eq!(stored(&home, "package-without-kit", &package, &npu), Some(1));
+    home.run(&["kit", "xdna1", "-m", package.to_str().unwrap()]).with_code(0);
+    assert_eq!(stored(&home, "package-engine", &package, &npu), Some(0));
+    let hybrid = [npu[0], npu[1], "--npu-percent", "50"];
+    assert_eq!(stored(&home, "package-hybrid", &package, &hybrid), Some(0));
+    let spread = "0..1@cpu,1..3@virtual:npu1,3..@cpu:exact";
+    assert_eq!(stored(&home, "package-spread", &package, &["--device", spread]), Some(0));
+    for more in [["--prefer", "npu"], ["--npu-layers", "2"]] {
+        let arguments = ["routes", "-m", package.to_str().unwrap(), "--device", spread];
+        let said = home.run(&[&arguments[..], &more].concat()).with_code(2);
+        assert!(said.err.contains("the device of every layer is named; leave out --prefer"), "{}", said.err);
+    }
+}
+
+#[test]
+fn the_choice_for_a_packed_directory_is_as_stored() {
+    let home = Home::new();
+    let npu = ["--device", "virtual:npu5"];
+    // The shape of Qwen3-0.6B, with few layers and a small vocabulary.
+    let spec = ModelSpec {
+        hidden: 1024,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        intermediate: 3072,
+        context_length: 40_960,
+        rope_theta: 1e6,
+        spare_tokens: 320 - 266,
+        ..ModelSpec::small(Architecture::Qwen3, Weights::LikeQ4KM)
     };
-    assert_eq!(stored("package.json", &package, &["--device", "cpu"]), Some(0));
-    assert_eq!(stored("package-virtual.json", &package, &["--device", "virtual:npu1"]), Some(1), "it has no kit");
+    let (gguf, packed) = (home.path().join("qwen3-like.gguf"), home.path().join("qwen3-like"));
+    spec.build().write(&gguf).unwrap();
+    home.run(&["pack", gguf.to_str().unwrap(), packed.to_str().unwrap()]).with_code(0);
+    assert_eq!(stored(&home, "q4nx-without-npu", &packed, &npu), Some(1));
+    assert_eq!(stored(&home, "q4nx-cpu", &packed, &["--device", "cpu"]), Some(1), "in its usual arithmetic");
+    assert_eq!(stored(&home, "q4nx-exact", &packed, &["--device", "cpu:exact"]), Some(0));
+    home.run(&["kit", "xdna2", "--model", packed.to_str().unwrap()]).with_code(0);
+    assert_eq!(stored(&home, "q4nx", &packed, &npu), Some(0));
+}
+
+#[test]
+fn the_choice_for_a_hugging_face_directory_is_as_stored() {
+    let home = Home::new();
+    // The shape of SmolLM2-135M, with few layers and a small vocabulary.
+    let spec = ModelSpec {
+        hidden: 576,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        intermediate: 1536,
+        context_length: 8192,
+        rope_theta: 100_000.0,
+        ..ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::Bf16))
+    };
+    let folder = home.path().join("SmolLM2-like");
+    fs::create_dir(&folder).unwrap();
+    HubDirectory::new(&spec).write(&folder, 2).unwrap();
+    assert_eq!(stored(&home, "hub", &folder, &["--device", "cpu"]), Some(0));
+    assert_eq!(stored(&home, "hub-npu", &folder, &["--device", "virtual:npu1"]), Some(1));
+    // Of a type that nobody knows.
+    let config = fs::read_to_string(folder.join("config.json")).unwrap().replace("\"llama\"", "\"mamba\"");
+    fs::write(folder.join("config.json"), config).unwrap();
+    let said = home.run(&["routes", "-m", folder.to_str().unwrap()]).with_code(1);
+    compare_with_stored("unknown-hub.txt", &said.err.replace(home.path().to_str().unwrap(), "HOME"));
 }
 
 #[test]

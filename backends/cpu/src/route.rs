@@ -16,9 +16,9 @@ use npuhal_core::stage::{Placement, Segment, Session};
 use npuhal_models::package::CONTEXT_POSITIONS;
 use npuhal_models::{ModelConfig, ModelSource, TensorRole};
 use npuhal_registry::{
-    ANY_MODEL_TYPE, CostSource, Decline, DeviceAddress, DeviceCost, DeviceFactory, DeviceUri, Fitness, Numerics,
-    OpenRequest, Options, Reason, Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass, Tolerance,
-    Unavailable,
+    ANY_MODEL_TYPE, CostSource, Decline, DeviceAddress, DeviceCost, DeviceFactory, DeviceUri, Fitness, KernelOrigin,
+    Numerics, OpenRequest, Options, Reason, Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
+    Tolerance, Unavailable,
 };
 use std::num::NonZeroUsize;
 
@@ -29,6 +29,15 @@ pub const NAME: &str = "cpu";
 /// or Hawk Point machine.
 const PUBLISHED_BYTES_PER_SECOND: f64 = 49_152.0 * 576.0 * 4.0 / 5e-3;
 const PUBLISHED_BY: &str = "c8dhjp4tyv-bit/hawkpoint-npu-llm, CPU head of SmolLM2-135M";
+
+/// Four times what `npuhal parity` measures against `exact` on SmolLM2-135M (Q4_1) and Qwen2.5-Coder-0.5B (Q4_K_M), with 24 drawn
+/// ids of the seeds 0 and 1 and a prompt of 45: 1 - cosine is at most 2.4e-5 and the error 0.111 of the root mean square. The
+/// largest error of a logit is 0.076, so twice that may turn two of them round; four times is allowed.
+const FAST_TOLERANCE: Tolerance = Tolerance { cosine: 0.9999, relative_error: 0.45, near_tie: 0.3 };
+/// The same for inputs of 8 bits: 1 - cosine is at most 0.0129 and the error 2.44, both on SmolLM2, whose second layer has a few
+/// elements much larger than the others. Where SmolLM2 finds another token likeliest (seeds 0 to 3), the two highest logits are at
+/// most 0.161 apart; four times is allowed.
+const INT8_TOLERANCE: Tolerance = Tolerance { cosine: 0.95, relative_error: 10.0, near_tie: 0.65 };
 
 /// Runs any model on the host processor.
 pub struct CpuRoute;
@@ -64,10 +73,10 @@ impl Route for CpuRoute {
     fn tolerance(&self, _: &ModelSource, options: &Options) -> Tolerance {
         match options.numerics {
             Numerics::Exact => Tolerance::EXACT,
-            // 8-bit activations.
-            Numerics::Fast => Tolerance { cosine: 0.98, relative_error: 1.0, near_tie: 1.0 },
+            Numerics::Fast => FAST_TOLERANCE,
+            Numerics::Int8 => INT8_TOLERANCE,
             // A bf16 residual stream.
-            _ => Tolerance { cosine: 0.99, relative_error: 0.75, near_tie: 1.0 },
+            _ => Tolerance::default(),
         }
     }
 
@@ -163,6 +172,10 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
     let threads = threads(options);
     let threads = if threads.get() == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let detail = [offer.instructions, &threads, &format!("numerics {}", options.numerics)];
+    let kernels = match offer.instructions {
+        "" => format!("cpu {}", options.numerics),
+        instructions => format!("cpu {} ({instructions})", options.numerics),
+    };
     Service {
         device: card.id.clone(),
         window,
@@ -170,6 +183,7 @@ fn service(model: &ModelSource, card: &DeviceCard, options: &Options, window: u3
         speed: offer.speed,
         expected: None,
         memory_bytes: Some(rows.saturating_add(tiles).saturating_add(kv)),
+        kernels: vec![KernelOrigin::built_in(kernels)],
         detail: detail.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", "),
     }
 }

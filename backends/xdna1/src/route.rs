@@ -23,8 +23,8 @@ use npuhal_models::package::{Family, OpenOptions, Package, PackageError, Shape};
 use npuhal_models::source::Format;
 use npuhal_models::{ModelConfig, ModelError, ModelSource};
 use npuhal_registry::{
-    CostSource, Decline, DeviceCost, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Reason, Route,
-    RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
+    CostSource, Decline, DeviceCost, Fitness, Host, KernelOrigin, NpuLayers, Numerics, OpenRequest, Options, Reason,
+    Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
 };
 use std::error::Error;
 use std::ops::Range;
@@ -72,6 +72,11 @@ impl Route for Xdna1Route {
         }
         match Plan::new(model, options).and_then(|plan| plan.for_device(card)) {
             Ok(plan) => Fitness::Serves(plan.service(card, model)),
+            Err(Problem::Kit(KitError::Missing { path })) if card.is_virtual => unavailable(format!(
+                "{}: no kit is there; `npuhal kit xdna1 -m {}` writes one for the virtual NPU",
+                path.display(),
+                model.path().display()
+            )),
             Err(problem) => unavailable(problem.to_string()),
         }
     }
@@ -83,20 +88,35 @@ impl Route for Xdna1Route {
         host: &dyn Host,
     ) -> Result<Box<dyn Segment>, RouteError> {
         let SegmentRequest { model, span, options, positions } = request;
-        // The chunked graphs embed the token, and hand on the residual stream.
-        if span.takes != Takes::Tokens || span.yields != Yields::Hidden || span.layers.is_empty() {
+        // The graphs hand on the residual stream.
+        if span.yields != Yields::Hidden {
+            let layers = span.layers.end;
+            let reason =
+                format!("its graphs have no norm and no head; end the parts with {layers}..@cpu, which has no layers");
+            return Err(RouteError::Declined { route: NAME.to_owned(), reason: Reason::new(reason) });
+        }
+        if span.takes == Takes::Normed || span.layers.is_empty() {
             return Err(RouteError::NoSegments { route: NAME.to_owned(), span });
         }
-        let count = u32::try_from(span.layers.len()).unwrap_or(u32::MAX);
-        let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
+        let mut options = part_options(&span, options);
         options.context_positions = positions.or(options.context_positions);
-        options.route_options.insert("engine".to_owned(), "off".to_owned());
         let plan = Plan::new(model, &options).map_err(declined)?;
         let device: Arc<dyn Device> = Arc::from(host.open_device(device)?);
         let plan = plan.for_device(device.card()).map_err(declined)?;
         let service = plan.service(device.card(), model);
         let opening = Opening { model, options: &options, host, service: &service, plan: &plan };
-        opening.leading_chunks(device)
+        opening.chunks_from(span.layers.start, device)
+    }
+
+    fn part_service(
+        &self,
+        model: &ModelSource,
+        span: &SegmentSpan,
+        device: &DeviceCard,
+        options: &Options,
+    ) -> Option<Service> {
+        let plan = Plan::new(model, &part_options(span, options)).ok()?;
+        Some(plan.part_service(device, model))
     }
 
     fn cost(&self, model: &ModelSource, device: &DeviceCard, _: &Options) -> Option<DeviceCost> {
@@ -156,6 +176,14 @@ fn shape_of(config: &ModelConfig) -> Shape {
     }
 }
 
+/// Options of layers alone: chunked graphs run them, which are the same wherever in the model they are.
+fn part_options(span: &SegmentSpan, options: &Options) -> Options {
+    let count = u32::try_from(span.layers.len()).unwrap_or(u32::MAX);
+    let mut options = Options { npu_layers: Some(NpuLayers::Count(count)), ..options.clone() };
+    options.route_options.insert("engine".to_owned(), "off".to_owned());
+    options
+}
+
 /// Why a model cannot be placed.
 #[derive(Debug, Error)]
 enum Problem {
@@ -194,6 +222,8 @@ struct Plan {
     kit: Option<Kit>,
     /// Why the engine is not used although it could be.
     note: &'static str,
+    /// Arithmetic of a head that the CPU runs alone.
+    head_numerics: Numerics,
     window: u32,
 }
 
@@ -206,7 +236,17 @@ impl Plan {
         let window = window(options)?;
         let layers = layers(shape.layers, options.npu_layers)?;
         check_settings(&settings, family, layers)?;
-        let mut plan = Self { family, shape, settings, layers, form: Form::None, kit: None, note: "", window };
+        let mut plan = Self {
+            family,
+            shape,
+            settings,
+            layers,
+            form: Form::None,
+            kit: None,
+            note: "",
+            head_numerics: options.numerics,
+            window,
+        };
         if !layers.npu().is_empty() {
             let kit = Kit::read(&kernels_folder(model, options))?;
             (plan.form, plan.note) = form(&kit, &settings, family, shape, layers)?;
@@ -266,17 +306,12 @@ impl Plan {
             }
             Form::Engine => "one dispatch a token, final norm in it, head on the CPU".to_owned(),
             Form::Chunks { format, plan } => {
-                let weights = if *format == ChunkFormat::SmolLmW8 { ", int8 weights" } else { "" };
                 let rest = match self.layers.cpu().len() {
                     0 => "final norm".to_owned(),
                     count => format!("{count} layers and final norm"),
                 };
                 let head = if self.has_npu_head() { "int8 head on the NPU" } else { "head on the CPU" };
-                let dispatches = match plan.chunks.len() {
-                    1 => "1 dispatch".to_owned(),
-                    count => format!("{count} dispatches"),
-                };
-                format!("{dispatches} a token{weights}, {rest} on the CPU ({cpu}), {head}{}", self.note)
+                format!("{}, {rest} on the CPU ({cpu}), {head}{}", dispatches(*format, plan), self.note)
             }
         };
         Service {
@@ -290,8 +325,21 @@ impl Plan {
             },
             expected: None,
             memory_bytes: Some(self.npu_bytes() + self.cpu_bytes(model)),
+            kernels: self.kernels(),
             detail,
         }
+    }
+
+    /// The layers on the NPU alone.
+    fn part_service(&self, card: &DeviceCard, model: &ModelSource) -> Service {
+        let mut service = self.service(card, model);
+        service.placement.retain(|part| part.device == card.id && part.yields == Yields::Hidden);
+        service.kernels.retain(|kernel| !kernel.is_built_in());
+        service.memory_bytes = Some(self.npu_bytes());
+        if let Form::Chunks { format, plan } = &self.form {
+            service.detail = dispatches(*format, plan);
+        }
+        service
     }
 
     /// Bytes of the device buffers.
@@ -340,6 +388,14 @@ impl Plan {
                 ]
             }
         }
+    }
+}
+
+fn dispatches(format: ChunkFormat, plan: &ChunkPlan) -> String {
+    let weights = if format == ChunkFormat::SmolLmW8 { ", int8 weights" } else { "" };
+    match plan.chunks.len() {
+        1 => format!("1 dispatch a token{weights}"),
+        count => format!("{count} dispatches a token{weights}"),
     }
 }
 
@@ -466,8 +522,8 @@ impl Opening<'_> {
         Ok(segments)
     }
 
-    /// Leading layers alone, in chunks.
-    fn leading_chunks(&self, device: Arc<dyn Device>) -> Result<Box<dyn Segment>, RouteError> {
+    /// As many layers as the plan has on the NPU, from layer `first` on, alone and in chunks.
+    fn chunks_from(&self, first: usize, device: Arc<dyn Device>) -> Result<Box<dyn Segment>, RouteError> {
         let (Form::Chunks { format, plan }, Some(kit)) = (&self.plan.form, &self.plan.kit) else {
             let reason = Reason::new("its kit has no chunked graphs, which run a part of a model's layers");
             return Err(RouteError::Declined { route: NAME.to_owned(), reason });
@@ -476,7 +532,8 @@ impl Opening<'_> {
         let package = self.package()?;
         let theta = package.metadata().rope_theta;
         let weights = PackageWeights::new(&package).map_err(|error| backend(error.into()))?;
-        let chunked = Chunked::load(device, weights, theta, kit, *format, plan, options).map_err(of_segment)?;
+        let plan = plan.moved_to(first);
+        let chunked = Chunked::load(device, weights, theta, kit, *format, &plan, options).map_err(of_segment)?;
         Ok(Box::new(chunked))
     }
 

@@ -1,7 +1,7 @@
 //! The lane's route: packed Qwen3 models on second-generation NPUs.
 
 use crate::dimensions::{Dimensions, LaneDecline};
-use crate::kernels::{KernelError, KernelFiles, KernelTarget, Kernels};
+use crate::kernels::{HEAD_FILE, KernelError, KernelFiles, KernelTarget, Kernels, LAYER_FILES, PDI_FILE};
 use crate::lane::{Lane, LaneError, LaneOptions};
 use crate::source::{PackedModel, check_tensors};
 use npuhal_core::card::{DeviceCard, Generation};
@@ -10,7 +10,9 @@ use npuhal_core::stage::{Placement, Segment, Session, Yields};
 use npuhal_models::ModelSource;
 use npuhal_models::q4nx::directory;
 use npuhal_models::source::Format;
-use npuhal_registry::{Decline, Fitness, OpenRequest, Options, Reason, Route, RouteError, Service, SpeedClass};
+use npuhal_registry::{
+    Decline, Fitness, KernelOrigin, OpenRequest, Options, Reason, Route, RouteError, Service, SpeedClass,
+};
 use std::path::PathBuf;
 
 /// Name of the route.
@@ -178,7 +180,22 @@ impl Survey<'_> {
             speed: if card.is_virtual { SpeedClass::Reference } else { SpeedClass::Lane },
             expected: None,
             memory_bytes: Some(Lane::memory_bytes(dimensions, kernels)),
+            kernels: self.kernel_origins(),
             detail: format!("{whose} in {}", folder.display()),
         }
+    }
+
+    /// The files, by what they are. What they were made for is checked by then.
+    fn kernel_origins(&self) -> Vec<KernelOrigin> {
+        let made = if self.card.is_virtual { "written for the virtual NPU" } else { "compiled elsewhere" };
+        let origin = format!("{made}, in {}", self.folder.display());
+        let head = KernelFiles::find(&self.folder).ok().and_then(|paths| Some(paths.head.file_name()?.to_owned()));
+        let head = head.map_or_else(|| HEAD_FILE.to_owned(), |name| name.to_string_lossy().into_owned());
+        let kernel = |kernel: String| KernelOrigin { kernel, origin: origin.clone() };
+        vec![
+            kernel(format!("layer ({})", LAYER_FILES.join(", "))),
+            kernel(format!("head ({head})")),
+            kernel(format!("array configuration ({PDI_FILE})")),
+        ]
     }
 }

@@ -2,6 +2,8 @@
 
 use npuhal_addon::models::WeightType;
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
+use npuhal_tests::served::Served;
+use serde_json::json;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -45,4 +47,25 @@ fn the_linked_add_on_answers_as_the_loaded_one_does() {
         table.contains("zero-layers (linked add-on npuhal-example-addon): shadowed: by the loaded add-on"),
         "{table}"
     );
+}
+
+#[test]
+fn the_linked_add_on_answers_through_the_server_of_the_program() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("model.gguf");
+    ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::F32)).build().write(&model).unwrap();
+    let program = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_npuhal-custom"));
+        command.env_remove("NPUHAL_ADDONS").env("XDG_DATA_HOME", home.path()).stdin(Stdio::null()).args(arguments);
+        command
+    };
+    let path = model.to_str().unwrap();
+    let run = program(&["run", "-m", path, "--raw", "-n", "12", "the hello"]).output().unwrap();
+    // Its workers are the same program.
+    let server = Served::start(&mut program(&["serve", "-m", path, "--threads", "1", "--no-self-test"]));
+    assert_eq!(server.get("/ready").json()["resident"][0]["route"], "zero-layers");
+    let answer = server.post("/v1/completions", &json!({ "prompt": "the hello", "max_tokens": 12 }));
+    let text = answer.json()["choices"][0]["text"].as_str().unwrap().to_owned();
+    assert_eq!(text.trim_end_matches('\n'), String::from_utf8(run.stdout).unwrap().trim_end_matches('\n'));
+    assert!(!text.trim().is_empty());
 }

@@ -201,6 +201,7 @@ fn read_service(lent: &abi::Service, devices: &[DeviceCard]) -> Result<Service, 
         expected: (lent.tokens_per_second > 0.0)
             .then_some(ExpectedSpeed { tokens_per_second: lent.tokens_per_second, claim }),
         memory_bytes: (lent.memory_bytes != 0).then_some(lent.memory_bytes),
+        kernels: Vec::new(),
         detail: String::new(),
     })
 }

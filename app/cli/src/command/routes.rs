@@ -11,8 +11,8 @@ use npuhal_models::ModelSource;
 use npuhal_models::source::Format;
 use npuhal_registry::selection::{FactoryReport, RouteOutcome, RouteReport};
 use npuhal_registry::{
-    AddonReport, Decision, Decline, DeviceCheck, DeviceReport, Options, Origin, Registry, SelectionError, Service,
-    select, survey_devices,
+    AddonReport, Decision, Decline, DeviceCheck, DeviceReport, KernelOrigin, Options, Origin, Registry, SelectionError,
+    Service, select, survey_devices,
 };
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ pub(crate) fn routes(host: &Host, args: &RoutesArgs) -> Result<(), CliError> {
     };
     let report = json!({
         "model": json_model(&model),
-        "device": decision.device.to_string(),
+        "device": args.session.device,
         "prefer": decision.prefer.map(|prefer| prefer.to_string()),
         "needed_positions": decision.needed_positions,
         "factories": decision.factories.iter().map(json_factory).collect::<Vec<_>>(),
@@ -149,6 +149,7 @@ fn json_routes(registry: &Registry, model: &ModelSource, decision: &Decision, op
                     ),
                 ),
                 ("detail".to_owned(), json!(service.detail)),
+                ("kernels".to_owned(), service.kernels.iter().map(json_kernel).collect()),
                 ("placement".to_owned(), service.placement.iter().map(json_placement).collect()),
                 ("memory_bytes_by_context".to_owned(), memory),
             ]);
@@ -183,6 +184,10 @@ fn addon_digest(registry: &Registry, origin: &Origin) -> Value {
     let Origin::LoadedAddOn { file, .. } = origin else { return Value::Null };
     let report = registry.addons().iter().find(|addon| addon.file == *file);
     json!({ "file": file, "sha256": report.and_then(|report| report.sha256.clone()) })
+}
+
+fn json_kernel(kernel: &KernelOrigin) -> Value {
+    json!({ "kernel": kernel.kernel, "origin": kernel.origin })
 }
 
 fn json_placement(part: &Placement) -> Value {
@@ -329,7 +334,14 @@ fn route_text(route: &Value) -> String {
     text.push('\n');
     for part in entries(route, "placement") {
         let (layers, device, yields) = (word(part, "layers"), word(part, "device"), word(part, "yields"));
-        text.push_str(&format!("    layers {layers} on {device}, yielding {yields}\n"));
+        let what = match layers.split_once("..") {
+            Some((start, end)) if start == end => "head".to_owned(),
+            _ => format!("layers {layers}"),
+        };
+        text.push_str(&format!("    {what} on {device}, yielding {yields}\n"));
+    }
+    for kernel in entries(route, "kernels") {
+        text.push_str(&format!("    kernel {}: {}\n", word(kernel, "kernel"), word(kernel, "origin")));
     }
     let memory = route["memory_bytes_by_context"].as_object().into_iter().flatten();
     let memory: Vec<String> = memory

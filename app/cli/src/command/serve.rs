@@ -3,7 +3,7 @@
 use crate::Host;
 use crate::args::{ServeArgs, SessionArgs};
 use crate::error::CliError;
-use crate::session::{locate, prepare_at};
+use crate::session::{locate, open_model, prepare_at, registry, request};
 use crate::terminal::complain;
 use npuhal_core::stage::{Placement, Session};
 use npuhal_models::package::{Scanned, is_package, look, scan};
@@ -12,6 +12,8 @@ use npuhal_models::source::Format;
 use npuhal_models::store::{Presence, StoredKind};
 use npuhal_models::window::Overflow;
 use npuhal_models::{Catalogue, Store};
+use npuhal_registry::AddonSources;
+use npuhal_registry::private::stated_model_type;
 use npuhal_server::job::{Load, Resident};
 use npuhal_server::worker::{self, Loaded, Loader};
 use npuhal_server::{ApiKey, FleetOptions, Hosting, InProcess, ModelEntry, ServerConfig};
@@ -19,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -44,15 +47,16 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
     };
     // Found out before a port is opened, and by the process that can say so at a terminal.
     let models = models(host, &args.model)?;
-    crate::session::request(&crate::session::registry(host)?, &args.session)?;
-    let names: Vec<&str> = models.iter().map(|model| model.id.as_str()).collect();
-    host.voice.note(format_args!("Installed models: {}", names.join(", ")));
     let settings = WorkerSettings {
         session: args.session.clone(),
         models_dir: host.global.models_dir.clone(),
         addons: host.global.addon.clone(),
         context_overflow: args.context_overflow,
     };
+    let hosting = hosting(host, &args, &settings)?;
+    check_session(host, &settings, &hosting, &typed_folders(&args.model))?;
+    let names: Vec<&str> = models.iter().map(|model| model.id.as_str()).collect();
+    host.voice.note(format_args!("Installed models: {}", names.join(", ")));
     let scheme = if tls.is_some() { "https" } else { "http" };
     let seconds = Duration::from_secs;
     let config = ServerConfig {
@@ -65,7 +69,7 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
             default: 0,
             max_resident: args.max_resident as usize,
             parallel: args.parallel,
-            hosting: hosting(host, &args, &settings)?,
+            hosting,
             self_test: !args.no_self_test,
             load_limit: seconds(600),
             stall_limit: seconds(args.stall_timeout),
@@ -99,6 +103,45 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
         voice.note(format_args!("OpenAI-compatible API: {scheme}://{}/v1", started.address));
     })?;
     Ok(())
+}
+
+/// Finds out usage errors of the session, and folders that are no models, before a port is opened. Add-ons are loaded by a
+/// process of their own for that: what crashes in them does not take the server with it.
+fn check_session(
+    host: &Host,
+    settings: &WorkerSettings,
+    hosting: &Hosting,
+    folders: &[PathBuf],
+) -> Result<(), CliError> {
+    let (addons, _) = AddonSources::of_process(settings.addons.clone()).files();
+    let Hosting::Process { program, arguments } = hosting else { return check_here(host, settings, folders) };
+    if addons.is_empty() {
+        return check_here(host, settings, folders);
+    }
+    let mut command = Command::new(program);
+    command.args(arguments).arg("--check").args(folders).stdin(Stdio::null()).stdout(Stdio::null());
+    let status = command.status().map_err(CliError::Program)?;
+    match status.code().map(u8::try_from) {
+        Some(Ok(0)) => Ok(()),
+        // It has said why.
+        Some(code) => Err(CliError::Verdict(code.unwrap_or(1))),
+        None => {
+            let files: Vec<String> = addons.iter().map(|file| file.display().to_string()).collect();
+            Err(CliError::AddonsCrashed { status: status.to_string(), files: files.join(", ") })
+        }
+    }
+}
+
+fn check_here(host: &Host, settings: &WorkerSettings, folders: &[PathBuf]) -> Result<(), CliError> {
+    let registry = registry(host)?;
+    request(&registry, &settings.session)?;
+    folders.iter().try_for_each(|folder| open_model(host, &registry, folder.as_os_str(), false).map(drop))
+}
+
+/// `npuhal worker --check`.
+pub(crate) fn check(host: &Host, settings: &str, folders: &[PathBuf]) -> Result<(), CliError> {
+    let settings = read_settings(settings)?;
+    check_here(&settings.host(host), &settings, folders)
 }
 
 /// The key clients need: the given one; a random one, shown once, where others than this machine can connect.
@@ -155,17 +198,31 @@ fn end(result: Result<(), worker::WorkerError>) {
 
 /// `npuhal worker`, which the server starts: the process that owns the device. Its standard input is the socket.
 pub(crate) fn work(host: &Host, settings: &str) -> Result<(), CliError> {
-    let settings: WorkerSettings = serde_json::from_str(settings).map_err(|error| {
-        CliError::Usage(format!("worker: {error}; a worker is started by `npuhal serve`, not by hand"))
-    })?;
+    let settings = read_settings(settings)?;
     // Signals of the terminal reach the whole group; the server says when it is time.
     if let Err(error) = ctrlc::set_handler(|| {}) {
         tracing::warn!(%error, "a signal ends the worker in the middle of its work");
     }
     let socket = npuhal_server::worker::socket_of_stdin().map_err(CliError::Input)?;
     let reader = socket.try_clone().map_err(CliError::Input)?;
-    let mut loader = WorkerLoader { host: host.clone(), settings };
+    let mut loader = WorkerLoader { host: settings.host(host), settings };
     Ok(worker::serve(reader, socket, &mut loader)?)
+}
+
+fn read_settings(settings: &str) -> Result<WorkerSettings, CliError> {
+    serde_json::from_str(settings).map_err(|error| {
+        CliError::Usage(format!("worker: {error}; a worker is started by `npuhal serve`, not by hand"))
+    })
+}
+
+impl WorkerSettings {
+    /// `host` with the flags that the server was given.
+    fn host(&self, host: &Host) -> Host {
+        let mut host = host.clone();
+        host.global.models_dir.clone_from(&self.models_dir);
+        host.global.addon.clone_from(&self.addons);
+        host
+    }
 }
 
 struct WorkerLoader {
@@ -183,8 +240,6 @@ impl WorkerLoader {
     fn open(&mut self, model: &Path, sequences: u32) -> Result<Loaded, CliError> {
         let mut session = self.settings.session.clone();
         session.sequences = Some(sequences);
-        self.host.global.models_dir.clone_from(&self.settings.models_dir);
-        self.host.global.addon.clone_from(&self.settings.addons);
         let plan = prepare_at(&self.host, model, &session)?.choose_any(&self.host)?;
         let tokenizer = plan.tokenizer(&self.host)?;
         let prompter = Prompter::new(&plan.model, &tokenizer);
@@ -263,8 +318,15 @@ fn models(host: &Host, named: &[OsString]) -> Result<Vec<ModelEntry>, CliError> 
     Ok(entries)
 }
 
+/// The named folders that state a model type. What npuhal cannot read may be a model of an add-on.
+fn typed_folders(named: &[OsString]) -> Vec<PathBuf> {
+    let folders = named.iter().map(Path::new);
+    folders.filter(|folder| folder.is_dir() && stated_model_type(folder).is_some()).map(Path::to_owned).collect()
+}
+
 fn named_model(host: &Host, name: &OsStr) -> Result<ModelEntry, CliError> {
-    let path = locate(host, name)?;
+    let typed = || typed_folders(&[name.to_owned()]).pop();
+    let path = locate(host, name).or_else(|error| typed().ok_or(error))?;
     if is_package(&path)
         && let Ok(package) = look(&path)
     {

@@ -10,6 +10,8 @@ pub(super) const CELL_HEIGHT: f64 = 110.0;
 const COLUMN_GAP: f64 = 25.0;
 const ROW_GAP: f64 = 35.0;
 const PORT_OFFSET: f64 = 5.0;
+/// What is left free for the heads of arrows at both sides of a gap between rows.
+const HEAD_ROOM: f64 = 6.5;
 pub(super) const LEFT: f64 = 40.0;
 pub(super) const TOP: f64 = 70.0;
 
@@ -116,7 +118,7 @@ impl<'a> Ways<'a> {
 
     fn row_track(&self, above: u8, family: &str) -> f64 {
         let (_, top) = corner(self.array, Spot { col: 0, row: above });
-        top - ROW_GAP * share(self.rows.get(&above), |held| held == family)
+        top - HEAD_ROOM - (ROW_GAP - 2.0 * HEAD_ROOM) * share(self.rows.get(&above), |held| held == family)
     }
 
     fn column_track(&self, column: u8, channel: &Channel) -> f64 {

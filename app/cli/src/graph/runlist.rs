@@ -68,9 +68,10 @@ impl Buffer {
         format!("{} ({})", self.name, size(self.len_bytes))
     }
 
-    /// The same, with the number of the layer where there is one of each.
-    pub(crate) fn label_of(&self, run: usize) -> String {
-        if self.count == 1 { self.label() } else { format!("{}[{run}] ({})", self.name, size(self.len_bytes)) }
+    /// Name, with the number of the layer where there is one of each; size; a few words.
+    pub(crate) fn lines_of(&self, run: usize) -> [String; 3] {
+        let name = if self.count == 1 { self.name.clone() } else { format!("{}[{run}]", self.name) };
+        [name, size(self.len_bytes), self.short.clone()]
     }
 }
 

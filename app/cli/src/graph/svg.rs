@@ -197,12 +197,17 @@ fn wrapped(text: &str, chars: usize) -> Vec<String> {
 /// The runs from left to right, the first two, the last and the head; what they read above and below them.
 pub(crate) fn runlist_svg(runlist: &Runlist) -> String {
     const HEIGHT: f64 = 620.0;
-    const RUN_TOP: f64 = 200.0;
+    const RUN_TOP: f64 = 190.0;
     const RUN_WIDTH: f64 = 150.0;
     const STEP: f64 = 182.0;
-    const SHARED_TOP: f64 = 90.0;
-    const OWN_TOP: f64 = 330.0;
-    const BOX_HEIGHT: f64 = 44.0;
+    const SHARED_TOP: f64 = 80.0;
+    const SHARED_HEIGHT: f64 = 44.0;
+    const OWN_TOP: f64 = 300.0;
+    const OWN_STEP: f64 = 72.0;
+    const BOX_HEIGHT: f64 = 58.0;
+    // Left of the boxes each arrow has a track of its own, wide enough for its head.
+    const BOX_INDENT: f64 = 38.0;
+    const TRACK_STEP: f64 = 9.0;
     let (blue, gold, purple) = ("#2563eb", "#b8860b", "#7b3fa0");
     let mut svg = open(HEIGHT, &runlist.title, &runlist.description, [blue, gold, purple].into_iter());
     let arrow = |svg: &mut String, color: &str, points: &[(f64, f64)], both: bool| {
@@ -228,11 +233,16 @@ pub(crate) fn runlist_svg(runlist: &Runlist) -> String {
     let shared = runlist.buffers.iter().find(|buffer| buffer.count == 1 && runlist.uses(&buffer.name) > 1);
     let right = LEFT + STEP * (shown.len() as f64 - 1.0) + RUN_WIDTH;
     if let Some(buffer) = shared {
-        buffer_box(&mut svg, LEFT, SHARED_TOP, right - LEFT, BOX_HEIGHT, &buffer.label(), &buffer.description);
+        buffer_box(
+            &mut svg,
+            (LEFT, SHARED_TOP, right - LEFT, SHARED_HEIGHT),
+            &[buffer.label(), buffer.description.clone()],
+        );
     }
     for (place, slot) in shown.iter().enumerate() {
         let x = LEFT + STEP * place as f64;
         let Some(run) = slot else {
+            arrow(&mut svg, purple, &[(x - STEP + RUN_WIDTH, RUN_TOP + 32.0), (x, RUN_TOP + 32.0)], false);
             let (x, y) = (x + RUN_WIDTH / 2.0, RUN_TOP + 38.0);
             let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"20\" text-anchor=\"middle\">…</text>");
             continue;
@@ -257,25 +267,21 @@ pub(crate) fn runlist_svg(runlist: &Runlist) -> String {
             let both = argument.direction == "inout";
             if shared.is_some_and(|buffer| buffer.name == argument.buffer) {
                 let x = x + RUN_WIDTH / 2.0;
-                let ends = [(x, SHARED_TOP + BOX_HEIGHT), (x, RUN_TOP)];
+                let ends = [(x, SHARED_TOP + SHARED_HEIGHT), (x, RUN_TOP)];
                 arrow(&mut svg, gold, &ends, both);
                 continue;
             }
-            let y = OWN_TOP + below * 62.0;
-            let buffer = runlist.buffers.iter().find(|buffer| buffer.name == argument.buffer);
-            let label = buffer.map_or_else(String::new, |buffer| buffer.label_of(run.index));
-            let about = buffer.map_or("", |buffer| buffer.short.as_str());
-            buffer_box(&mut svg, x + 16.0, y, RUN_WIDTH - 16.0, BOX_HEIGHT, &label, about);
-            // Arrows keep to a column of their own left of the boxes.
-            let track = x + 4.0 + below * 2.5;
-            let ends = [(track, RUN_TOP + 64.0), (track, y + BOX_HEIGHT / 2.0), (x + 16.0, y + BOX_HEIGHT / 2.0)];
+            let y = OWN_TOP + below * OWN_STEP;
+            let Some(buffer) = runlist.buffers.iter().find(|buffer| buffer.name == argument.buffer) else { continue };
+            let frame = (x + BOX_INDENT, y, RUN_WIDTH - BOX_INDENT, BOX_HEIGHT);
+            buffer_box(&mut svg, frame, &buffer.lines_of(run.index));
+            // The lowest box has the outermost track, so that none is crossed.
+            let (track, middle) = (x + BOX_INDENT - TRACK_STEP * (below + 0.8), y + BOX_HEIGHT / 2.0);
+            let mut ends = [(x + BOX_INDENT, middle), (track, middle), (track, RUN_TOP + 64.0)];
             if argument.is_written() {
-                let back: Vec<(f64, f64)> = ends.iter().rev().copied().collect();
-                arrow(&mut svg, blue, &back, false);
-            } else {
-                let back: Vec<(f64, f64)> = ends.iter().rev().copied().collect();
-                arrow(&mut svg, blue, &back, both);
+                ends.reverse();
             }
+            arrow(&mut svg, blue, &ends, both);
             below += 1.0;
         }
     }
@@ -283,18 +289,18 @@ pub(crate) fn runlist_svg(runlist: &Runlist) -> String {
     svg
 }
 
-fn buffer_box(svg: &mut String, x: f64, y: f64, width: f64, height: f64, label: &str, about: &str) {
+/// A box of (left, top, width, height) with lines of text, the first one bold.
+fn buffer_box(svg: &mut String, (x, y, width, height): (f64, f64, f64, f64), lines: &[String]) {
     let _ = writeln!(
         svg,
-        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height}\" rx=\"4\" fill=\"#fdf4dc\" \
-         stroke=\"#d9b44a\"/><text x=\"{0:.1}\" y=\"{1:.1}\" font-size=\"10\" font-weight=\"bold\">{2}</text>\
-         <text x=\"{0:.1}\" y=\"{3:.1}\" font-size=\"9\" fill=\"#444444\">{4}</text>",
-        x + 6.0,
-        y + 17.0,
-        escaped(label),
-        y + 33.0,
-        escaped(about)
+        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height}\" rx=\"4\" fill=\"#fdf4dc\" stroke=\"#d9b44a\"/>"
     );
+    for (index, line) in lines.iter().enumerate() {
+        let style =
+            if index == 0 { "font-size=\"10\" font-weight=\"bold\"" } else { "font-size=\"9\" fill=\"#444444\"" };
+        let (x, y) = (x + 6.0, y + 17.0 + 16.0 * index as f64);
+        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{}</text>", escaped(line));
+    }
 }
 
 fn escaped(text: &str) -> String {
@@ -335,6 +341,37 @@ mod tests {
             assert_eq!(svg.matches("<polyline").count(), array.channels.len());
             assert!(svg.ends_with("</svg>\n"));
         }
+    }
+
+    /// Numbers of an attribute of all elements that start like `element`.
+    fn numbers(svg: &str, element: &str, attribute: &str) -> Vec<f64> {
+        let elements = svg.split('<').filter(|found| found.starts_with(element));
+        let value = |found: &str| found.split(&format!(" {attribute}=\"")).nth(1)?.split('"').next()?.parse().ok();
+        elements.filter_map(value).collect()
+    }
+
+    #[test]
+    fn buffers_of_the_runlist_hold_their_text_and_arrows_end_where_data_goes() {
+        let runlist = Runlist::new(&super::super::runlist::QWEN3_0_6B);
+        let svg = runlist_svg(&runlist);
+        let narrowest = numbers(&svg, "rect x", "width").into_iter().fold(f64::INFINITY, f64::min);
+        for run in runlist.shown().into_iter().flatten() {
+            for argument in run.arguments.iter().filter(|argument| argument.buffer != "act") {
+                let buffer = runlist.buffers.iter().find(|buffer| buffer.name == argument.buffer).unwrap();
+                let [name, size, about] = buffer.lines_of(run.index);
+                // Widths of a bold letter of 10 units, and of a plain one of 9, at most.
+                let widest = (6.2 * name.chars().count() as f64).max(4.6 * size.len().max(about.len()) as f64);
+                assert!(widest + 12.0 <= narrowest, "{name}, {size}, {about}: {widest} of {narrowest}");
+            }
+        }
+        // The head writes one buffer and reads two: of the four arrows of run 28 below it one goes down.
+        let heads: Vec<&str> =
+            svg.split("<polyline points=\"").skip(1).map(|line| line.split('"').next().unwrap()).collect();
+        let down = heads.iter().filter(|points| {
+            let ends: Vec<&str> = points.split(' ').collect();
+            ends.len() == 3 && ends[0].ends_with(",254.0")
+        });
+        assert_eq!(down.count(), 1, "{heads:?}");
     }
 
     #[test]

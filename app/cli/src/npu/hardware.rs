@@ -125,12 +125,17 @@ fn unserved(roots: &Roots) -> Vec<(FoundNpu, Finding)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
-    fn machine(devices: &[(&str, &str, &str)]) -> (TempDir, AmdxdnaFactory) {
+    /// PCI address, device and revision of parts.
+    pub(in crate::npu) const NPU1: (&str, &str, &str) = ("0000:c1:00.1", "0x1502", "0x00");
+    pub(in crate::npu) const NPU5: (&str, &str, &str) = ("0000:c4:00.1", "0x17f0", "0x11");
+
+    /// A folder like those of the system with these parts, and a factory that looks there.
+    pub(in crate::npu) fn machine(devices: &[(&str, &str, &str)]) -> (TempDir, AmdxdnaFactory) {
         let root = tempfile::tempdir().unwrap();
         for (number, (pci, device, revision)) in devices.iter().enumerate() {
             let directory = root.path().join("sys/bus/pci/devices").join(pci);
@@ -151,10 +156,10 @@ mod tests {
     #[test]
     fn every_part_has_a_card_that_can_be_named() {
         let parts = [
-            ("0000:c1:00.1", "0x1502", "0x00"),
+            NPU1,
             ("0000:c2:00.1", "0x17f0", "0x00"),
             ("0000:c3:00.1", "0x17f0", "0x10"),
-            ("0000:c4:00.1", "0x17f0", "0x11"),
+            NPU5,
             ("0000:c5:00.1", "0x17f0", "0x20"),
             ("0000:c6:00.1", "0x17f0", "0x20"),
         ];

@@ -3,6 +3,8 @@
 //! They live here because the two backend crates know nothing of the registry: the arrows of the house run the other way.
 
 mod hardware;
+#[cfg(test)]
+mod matrix;
 mod twin;
 
 pub(crate) use hardware::{blocking_findings, enumerate_unserved};

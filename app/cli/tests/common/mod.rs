@@ -104,18 +104,30 @@ impl Home {
 
     /// The C example, or `None` and a line that says so where there is no C compiler.
     pub(crate) fn c_addon(&self, test: &str) -> Option<PathBuf> {
+        self.compiled(test, "parrot.so", "examples/addon-c/parrot.c", &["-pedantic"])
+    }
+
+    /// The add-on of the tests that is well but for what `defines` make faulty.
+    pub(crate) fn faulty_addon(&self, test: &str, name: &str, defines: &[&str]) -> Option<PathBuf> {
+        let defines: Vec<String> = defines.iter().map(|define| format!("-D{define}")).collect();
+        let flags: Vec<&str> = defines.iter().map(String::as_str).chain(["-Wno-unused"]).collect();
+        self.compiled(test, name, "tests/data/addons/faulty.c", &flags)
+    }
+
+    fn compiled(&self, test: &str, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
         if Command::new("cc").arg("--version").output().is_err() {
             println!("skipped: {test}: cc is not here");
             return None;
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let own = self.path().join("parrot.so");
+        let own = self.path().join(name);
         let compiled = Command::new("cc")
-            .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-shared", "-fPIC", "-I"])
+            .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-I"])
             .arg(root.join("addon/abi/include"))
+            .args(flags)
             .arg("-o")
             .arg(&own)
-            .arg(root.join("examples/addon-c/parrot.c"))
+            .arg(root.join(source))
             .output()
             .unwrap();
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));

@@ -1,4 +1,4 @@
-//! The chunked graphs: the leading layers of a model, a few in each dispatch.
+//! The chunked graphs: consecutive layers of a model, a few in each dispatch.
 
 use super::generation::{Dispatch, Generation, Life};
 use super::{Phases, SegmentError, SegmentOptions, Sequence, packed, show_kv, widen, zeroed};
@@ -8,6 +8,7 @@ use crate::kit::{Design, KernelImage, Kit, KitError, chunk_cache_bytes};
 use crate::layout::{BF16_BYTES, CACHE_OBJECT_ELEMENTS, POSITIONS};
 use crate::weights::PackageWeights;
 use npuhal_core::device::{BufferRef, Device};
+use npuhal_core::dtype::{bf16_bits, bf16_value};
 use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, PhaseTime, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
@@ -44,10 +45,18 @@ impl ChunkPlan {
         }
         Ok(Self { chunks })
     }
+
+    /// The same number of layers in the same dispatches, from layer `first` on.
+    #[must_use]
+    pub fn moved_to(&self, first: usize) -> Self {
+        let from = self.chunks.first().map_or(0, |chunk| chunk.start);
+        let moved = |chunk: &Range<usize>| chunk.start - from + first..chunk.end - from + first;
+        Self { chunks: self.chunks.iter().map(moved).collect() }
+    }
 }
 
-/// Leading layers of a model on the NPU: tokens in, the residual stream out. Keys and values stay in device buffers, which the
-/// graphs extend themselves.
+/// Layers of a model on the NPU: tokens in, or from a later layer on the residual stream; the residual stream out, both in bf16.
+/// Keys and values stay in device buffers, which the graphs extend themselves.
 pub struct Chunked {
     life: Life,
     device: Arc<dyn Device>,
@@ -158,13 +167,24 @@ impl Chunked {
         lists
     }
 
-    /// Runs a row that was admitted; leaves the residual stream in `self.values`.
-    fn run(&mut self, row: Row) -> Result<(), RunError> {
-        let bad_rows = |error: crate::LaneError| RunError::BadRows { reason: error.to_string() };
-        let started = Instant::now();
+    /// Writes what the first layer starts from: the token's embedding, or the residual stream of the layer before.
+    fn write_input(&mut self, row: Row, hidden: &HiddenRows) -> Result<(), RunError> {
         self.bytes.resize(self.weights.shape().hidden_size * BF16_BYTES, 0);
-        self.weights.copy_embedding(row.token, &mut self.bytes).map_err(bad_rows)?;
-        self.hidden.write(0, &self.bytes)?;
+        if self.takes() == Takes::Tokens {
+            let bad_rows = |error: crate::LaneError| RunError::BadRows { reason: error.to_string() };
+            self.weights.copy_embedding(row.token, &mut self.bytes).map_err(bad_rows)?;
+        } else {
+            for (bytes, value) in self.bytes.as_chunks_mut::<BF16_BYTES>().0.iter_mut().zip(hidden.row(0)) {
+                *bytes = bf16_bits(*value).to_le_bytes();
+            }
+        }
+        Ok(self.hidden.write(0, &self.bytes)?)
+    }
+
+    /// Runs a row that was admitted; leaves the residual stream in `self.values`.
+    fn run(&mut self, row: Row, hidden: &HiddenRows) -> Result<(), RunError> {
+        let started = Instant::now();
+        self.write_input(row, hidden)?;
         let started = self.phases.add("embedding", started);
         let rotation = self.rotary.chunk_row(row.position).map(u16::to_le_bytes);
         self.rope.write(0, rotation.as_flattened())?;
@@ -219,11 +239,12 @@ impl Chunked {
 
 impl Segment for Chunked {
     fn layers(&self) -> Range<usize> {
-        0..self.chunks.last().map_or(0, |chunk| chunk.layers.end)
+        let first = self.chunks.first().map_or(0, |chunk| chunk.layers.start);
+        first..self.chunks.last().map_or(first, |chunk| chunk.layers.end)
     }
 
     fn takes(&self) -> Takes {
-        Takes::Tokens
+        if self.layers().start == 0 { Takes::Tokens } else { Takes::Hidden }
     }
 
     fn yields(&self) -> Yields {
@@ -264,13 +285,20 @@ impl Segment for Chunked {
     ) -> Result<(), RunError> {
         control.check()?;
         let row = self.sequence.admit(rows, want)?;
-        hidden.reset(want.count(rows.len()), self.width());
-        let Some(row) = row else { return Ok(()) };
-        self.run(row)?;
-        if want.selects(0, rows.len()) {
+        let width = self.width();
+        if self.takes() == Takes::Hidden && (hidden.rows(), hidden.width()) != (rows.len(), width) {
+            let (found_rows, found_width) = (hidden.rows(), hidden.width());
+            let reason = format!("wanted {} × {width} hidden values, found {found_rows} × {found_width}", rows.len());
+            return Err(RunError::BadRows { reason });
+        }
+        if let Some(row) = row {
+            self.run(row, hidden)?;
+            self.sequence.append(row);
+        }
+        hidden.reset(want.count(rows.len()), width);
+        if row.is_some() && want.selects(0, rows.len()) {
             hidden.row_mut(0).copy_from_slice(&self.values);
         }
-        self.sequence.append(row);
         Ok(())
     }
 

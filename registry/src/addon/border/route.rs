@@ -236,6 +236,7 @@ fn read_service(
         speed,
         expected: (tokens_per_second > 0.0).then_some(ExpectedSpeed { tokens_per_second, claim }),
         memory_bytes: (service.memory_bytes > 0).then_some(service.memory_bytes),
+        kernels: Vec::new(),
         detail,
     })
 }
