@@ -292,6 +292,54 @@ impl Plan {
         Err(Problem::Setting(reason.to_owned()))
     }
 
+    /// Kernels of the kit and of the CPU that the plan runs.
+    fn kernels(&self) -> Vec<KernelOrigin> {
+        let on_cpu = |numerics: Numerics| KernelOrigin::built_in(format!("cpu {numerics}"));
+        let Some(kit) = &self.kit else { return vec![on_cpu(self.settings.cpu_stage)] };
+        let manifest = kit.manifest();
+        let made = match manifest.origin {
+            KitOrigin::Virtual => "written for the virtual NPU",
+            KitOrigin::Imported => "compiled elsewhere",
+        };
+        let tools: Vec<String> = manifest.toolchain.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let tools = if tools.is_empty() { String::new() } else { format!(" with {}", tools.join(", ")) };
+        let origin = format!("{made}{tools}, in {}", kit.folder().display());
+        let mut kernels = Vec::new();
+        let mut add = |design: Design, layers: usize| {
+            let of_layers = match (design, layers) {
+                (Design::W8Projection, _) => String::new(),
+                (_, 1) => " (1 layer)".to_owned(),
+                _ => format!(" ({layers} layers)"),
+            };
+            let kernel = KernelOrigin { kernel: format!("{design}{of_layers}"), origin: origin.clone() };
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        };
+        match &self.form {
+            Form::None => {}
+            Form::Engine => {
+                add(Design::engine(self.family), self.shape.layers);
+                if self.family == Family::Qwen2 && kit.kernels_of(Design::QwenEnginePrefill).next().is_some() {
+                    add(Design::QwenEnginePrefill, self.shape.layers);
+                }
+            }
+            Form::Chunks { format, plan } => {
+                plan.chunks.iter().for_each(|chunk| add(Design::of_chunk(*format), chunk.len()));
+            }
+        }
+        if self.has_npu_head() {
+            add(Design::W8Projection, self.shape.layers);
+        }
+        let has_stage = matches!(self.form, Form::Chunks { .. });
+        let has_head = if has_stage { !self.has_npu_head() } else { self.family == Family::Llama };
+        kernels.extend(has_stage.then(|| on_cpu(self.settings.cpu_stage)));
+        if has_head && !(has_stage && self.head_numerics == self.settings.cpu_stage) {
+            kernels.push(on_cpu(self.head_numerics));
+        }
+        kernels
+    }
+
     /// Whether the int8 projection runs the head.
     fn has_npu_head(&self) -> bool {
         self.settings.npu_head && self.family == Family::Llama && self.layers.cpu().is_empty()

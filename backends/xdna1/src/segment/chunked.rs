@@ -8,7 +8,7 @@ use crate::kit::{Design, KernelImage, Kit, KitError, chunk_cache_bytes};
 use crate::layout::{BF16_BYTES, CACHE_OBJECT_ELEMENTS, POSITIONS};
 use crate::weights::PackageWeights;
 use npuhal_core::device::{BufferRef, Device};
-use npuhal_core::dtype::{bf16_bits, bf16_value};
+use npuhal_core::dtype::bf16_bits;
 use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, PhaseTime, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
