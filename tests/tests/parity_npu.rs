@@ -356,28 +356,27 @@ fn a_flipped_exponent_bit_is_located_on_the_virtual_npu() {
     const ROW: usize = 5;
     let folder = tempfile::tempdir().unwrap();
     let sound = package(&MODELS.package);
+    // The top bit of an exponent. What a lower one adds to a single weight is within the tolerance of a lane of bf16.
+    const BIT: u32 = 7;
     // Rows of a layer's matrices by the elements of a row; all have inputs that are not 0.
     let matrices = [("qkv", 576), ("o_proj", 576), ("gate_up", 576), ("down_proj", 1536)];
+    let mut missed = Vec::new();
     for layer in [0, LAYERS / 2, LAYERS - 1] {
         for (matrix, columns) in matrices {
-            // Times 2^8 and times 2^128.
-            for bit in [3, 7] {
-                let file = format!("layer{layer:02}.{matrix}.bf16.bin");
-                let path = folder.path().join(format!("{file}.{bit}"));
-                damaged(&MODELS.package, &path, &file, |bytes| {
-                    flip(&mut bytes[2 * columns * ROW..2 * columns * (ROW + 1)], bit);
-                });
-                for target in ["virtual:npu1", "virtual:npu1?engine=off&chunk=1"] {
-                    // The engine shows nothing of a dispatch whose result is no number: only that it is lost is seen.
-                    if bit == 7 && target == "virtual:npu1" {
-                        continue;
-                    }
-                    let found = located(&sound, "cpu:xdna1-smollm", &package(&path), target);
-                    assert!(is_at(found.as_ref(), layer), "{target}, {file}, bit {bit}: located at {found:?}");
+            let file = format!("layer{layer:02}.{matrix}.bf16.bin");
+            let path = folder.path().join(&file);
+            damaged(&MODELS.package, &path, &file, |bytes| {
+                flip(&mut bytes[2 * columns * ROW..2 * columns * (ROW + 1)], BIT);
+            });
+            for target in ["virtual:npu1", "virtual:npu1?engine=off&chunk=1"] {
+                let found = located(&sound, "cpu:xdna1-smollm", &package(&path), target);
+                if !is_at(found.as_ref(), layer) {
+                    missed.push(format!("{target}, {file}: located at {found:?}"));
                 }
             }
         }
     }
+    assert!(missed.is_empty(), "{missed:#?}");
 }
 
 #[test]

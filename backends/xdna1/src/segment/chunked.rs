@@ -215,9 +215,10 @@ impl Chunked {
             Ok(chunk.cache.read(at_bytes as u64, vector)?)
         })?;
         self.hidden.read(0, &mut self.bytes)?;
-        widen(&self.bytes, &mut self.values, || format!("the hidden row at position {}", row.position))?;
+        // Shown first: an observer looks for where numbers stop being finite.
+        let widened = widen(&self.bytes, &mut self.values, || format!("the hidden row at position {}", row.position));
         sink.observe(Tap::LayerOut(chunk.layers.end as u32 - 1), row, &self.values);
-        Ok(())
+        widened
     }
 
     fn open(&self) -> Result<Generation, RunError> {

@@ -134,12 +134,15 @@ impl Engine {
         self.life.run(list, self.options.timeout)?;
         let started = self.phases.add("npu_engine", started);
         self.buffers.kv_new.read(0, &mut self.kv_new)?;
-        self.keep_kv(row)?;
         if is_wanted {
-            self.read_result(row)?;
+            self.buffers.result.read(0, &mut self.result)?;
         }
+        let result = if is_wanted { self.take_result(row) } else { Ok(()) };
+        // Shown before it is judged: an observer looks for where numbers stop being finite.
+        self.show(row, is_wanted)?;
+        self.keep_kv(row)?;
         self.phases.add("kv_store", started);
-        Ok(())
+        result
     }
 
     /// Appends the new keys and values to the cache buffer.
@@ -159,8 +162,8 @@ impl Engine {
         Ok(())
     }
 
-    fn read_result(&mut self, row: Row) -> Result<(), RunError> {
-        self.buffers.result.read(0, &mut self.result)?;
+    /// The result that was read, as numbers.
+    fn take_result(&mut self, row: Row) -> Result<(), RunError> {
         if self.layout.has_head {
             self.values.clear();
             self.values.extend(self.result.as_chunks::<4>().0.iter().map(|bits| f32::from_le_bytes(*bits)));
@@ -243,7 +246,6 @@ impl Segment for Engine {
         let is_wanted = want.selects(0, rows.len());
         let has_result = is_wanted || self.sink.is_some();
         self.run(row, has_result)?;
-        self.show(row, has_result)?;
         if is_wanted {
             hidden.row_mut(0).copy_from_slice(&self.values);
         }
