@@ -59,7 +59,6 @@ impl Served {
     }
 
     /// What it has said so far.
-    #[must_use]
     pub fn log(&self) -> MutexGuard<'_, String> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }

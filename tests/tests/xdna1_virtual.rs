@@ -260,6 +260,7 @@ struct Limits {
 }
 
 /// Engine, twin and `exact` on the same weights over [`TEXTS`]. The logits of engine and `exact`, row by row.
+#[allow(clippy::print_stderr, reason = "figures belong into the test's output")]
 fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Vec<f32>, Vec<f32>)> {
     let text = bench.package.text_model().unwrap();
     let tokenizer = Tokenizer::from_vocabulary(text.vocabulary()).unwrap();
