@@ -76,21 +76,24 @@ fn every_name_of_the_program_is_registered() {
     assert!(text.starts_with("routes, highest precedence first:\n  cpu (built-in): models *\n"), "{text}");
 }
 
-#[test]
-fn the_choice_for_a_small_llama_is_as_stored() {
-    let home = Home::new();
-    // The shape of SmolLM2-135M, with few layers and a small vocabulary.
-    let spec = ModelSpec {
+/// The shape of SmolLM2-135M, with few layers and a small vocabulary.
+fn smollm2_like(weights: WeightType) -> ModelSpec {
+    ModelSpec {
         hidden: 576,
-        layers: 4,
         heads: 9,
         kv_heads: 3,
         head_dim: 64,
         intermediate: 1536,
         context_length: 8192,
         rope_theta: 100_000.0,
-        ..ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::Q4_1))
-    };
+        ..ModelSpec::small(Architecture::Llama, Weights::Uniform(weights))
+    }
+}
+
+#[test]
+fn the_choice_for_a_small_llama_is_as_stored() {
+    let home = Home::new();
+    let spec = ModelSpec { layers: 4, ..smollm2_like(WeightType::Q4_1) };
     let path = home.path().join("smollm2-like.gguf");
     spec.build().write(&path).unwrap();
     let run = |more: &[&str]| {
@@ -161,17 +164,7 @@ fn the_choice_for_a_packed_directory_is_as_stored() {
 #[test]
 fn the_choice_for_a_hugging_face_directory_is_as_stored() {
     let home = Home::new();
-    // The shape of SmolLM2-135M, with few layers and a small vocabulary.
-    let spec = ModelSpec {
-        hidden: 576,
-        heads: 9,
-        kv_heads: 3,
-        head_dim: 64,
-        intermediate: 1536,
-        context_length: 8192,
-        rope_theta: 100_000.0,
-        ..ModelSpec::small(Architecture::Llama, Weights::Uniform(WeightType::Bf16))
-    };
+    let spec = smollm2_like(WeightType::Bf16);
     let folder = home.path().join("SmolLM2-like");
     fs::create_dir(&folder).unwrap();
     HubDirectory::new(&spec).write(&folder, 2).unwrap();
