@@ -240,7 +240,7 @@ impl Server {
         socket.set_nodelay(true)?;
         write!(
             socket,
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         )?;
         let (mut text, mut first, mut last) = (String::new(), None, Instant::now());

@@ -180,18 +180,23 @@ impl<'t> Batch<'t> {
     /// Call it in a loop: between two calls requests may be submitted.
     pub fn step(&mut self, on_event: &mut OnEvent<'_>) -> bool {
         self.drop_cancelled(on_event);
-        self.admit(on_event);
-        self.retire(on_event);
-        if self.active.is_empty() {
+        if self.is_idle() {
             self.rest();
-            return !self.waiting.is_empty();
+            return false;
         }
+        // Before the cache is asked what it holds: a stepper may forget it when it begins.
         if !self.is_begun {
             if let Err(error) = self.steps.begin() {
                 self.fail_first(error, on_event);
                 return !self.is_idle();
             }
             self.is_begun = true;
+        }
+        self.admit(on_event);
+        self.retire(on_event);
+        if self.active.is_empty() {
+            self.rest();
+            return !self.waiting.is_empty();
         }
         self.compute(on_event);
         self.retire(on_event);
@@ -313,8 +318,10 @@ impl<'t> Batch<'t> {
 
     /// The device is not ready: the request that came first ends with the reason, so that the next one may have better luck.
     fn fail_first(&mut self, error: RunError, on_event: &mut OnEvent<'_>) {
-        self.active[0].state = State::Failed(error);
-        self.retire(on_event);
+        // Between generations nothing is active.
+        if let Some(first) = self.waiting.pop_front() {
+            let _ = on_event(first.id, BatchEvent::Failed(error.into()));
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::template::{ChatInput, ChatTemplate, encode_chat};
 use crate::text_error::TextError;
 use crate::tokenizer::Tokenizer;
 use crate::window::{
-    ChatMl, Fitted, Overflow, PromptTruncation, Truncation, WindowError, budget_beside, fit, fit_text,
+    ChatMl, FirstTurn, Fitted, Overflow, PromptTruncation, Truncation, WindowError, budget_beside, fit, fit_text,
 };
 use npuhal_core::stage::TokenId;
 use thiserror::Error;
@@ -101,7 +101,7 @@ impl Prompter {
         let budget = budget_beside(max_tokens, whole_tokens, positions);
         let fitted = match &self.form {
             Form::Lane(chat) => chat.fit(&input.messages, budget, overflow)?,
-            Form::Template(template) => fit(&input.messages, budget, overflow, |messages| {
+            Form::Template(template) => fit(&input.messages, budget, overflow, FirstTurn::User, |messages| {
                 let input = ChatInput { messages: messages.to_vec(), ..input.clone() };
                 Ok::<_, PromptError>(encode_chat(&self.tokenizer, template, &input)?)
             })?,

@@ -5,6 +5,7 @@
 //! temporary files of running downloads. An unfinished download is `<file>.part`.
 
 use crate::catalogue::{Catalogue, Digest, Entry};
+use crate::gguf::part_names;
 use crate::hub_model;
 use crate::package;
 use crate::pull::lock::Lock;
@@ -312,7 +313,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes a model's file, its unfinished download and its records. `name` is a catalogue name, an alias, or the name of
+    /// Removes a model's file, or all its parts, its unfinished download and its records. `name` is a catalogue name, an alias, or the name of
     /// a GGUF file in the folder. Returns the bytes that were freed.
     ///
     /// # Errors
@@ -332,8 +333,9 @@ impl Store {
             false => None,
         };
         let mut freed = None;
-        for path in [self.folder.join(&file), self.folder.join(format!("{file}.part"))] {
-            if let Some(len_bytes) = remove_file(&path)? {
+        let parts = part_names(&file).map_or_else(Vec::new, |(_, parts)| parts);
+        for file in [file.clone(), format!("{file}.part")].iter().chain(&parts) {
+            if let Some(len_bytes) = remove_file(&self.folder.join(file))? {
                 freed = Some(freed.unwrap_or(0) + len_bytes);
             }
         }
@@ -442,7 +444,16 @@ impl Store {
                 (entry.name.clone(), StoredKind::Unfinished { size_bytes: entry.size_bytes })
             }
             Some(entry) => (entry.name.clone(), StoredKind::Catalogued(self.presence(entry))),
-            None if is_gguf(file) => (file.to_owned(), StoredKind::Foreign),
+            None if is_gguf(file) => match part_names(file) {
+                // The first part stands for the model.
+                Some((number, _)) if number > 1 => return None,
+                Some((_, parts)) => {
+                    let len = |part| fs::metadata(self.folder.join(part)).map_or(0, |found| found.len());
+                    let len_bytes = parts.iter().map(len).sum();
+                    return Some(Stored { name: file.to_owned(), path, len_bytes, kind: StoredKind::Foreign });
+                }
+                None => (file.to_owned(), StoredKind::Foreign),
+            },
             None => return None,
         };
         Some(Stored { name, path, len_bytes, kind })
@@ -559,5 +570,24 @@ mod tests {
         let odd = [("NPUHAL_MODELS", ""), ("XDG_DATA_HOME", "relative"), ("HOME", "/h")];
         assert_eq!(locate(None, &odd).unwrap(), Path::new("/h/.local/share/npuhal/models"));
         assert!(matches!(locate(None, &[("HOME", "")]), Err(StoreError::NoHome)));
+    }
+
+    /// Each part was a model of its own, and removing one broke the others.
+    #[test]
+    fn the_parts_of_a_file_are_one_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = |number: u32| format!("big-{number:05}-of-00003.gguf");
+        for number in 1..=3 {
+            fs::write(folder.path().join(part(number)), vec![0; number as usize]).unwrap();
+        }
+        for odd in ["odd-00004-of-00003.gguf", "odd-1-of-2.gguf"] {
+            fs::write(folder.path().join(odd), "1").unwrap();
+        }
+        let store = Store { folder: folder.path().to_owned() };
+        let list = store.list(Catalogue::builtin()).unwrap();
+        let found: Vec<(&str, u64)> = list.iter().map(|stored| (stored.name.as_str(), stored.len_bytes)).collect();
+        assert_eq!(found, [(part(1).as_str(), 6), ("odd-00004-of-00003.gguf", 1), ("odd-1-of-2.gguf", 1)]);
+        assert_eq!(store.remove(Catalogue::builtin(), &part(1)).unwrap(), 6);
+        assert_eq!(store.list(Catalogue::builtin()).unwrap().len(), 2);
     }
 }

@@ -21,14 +21,6 @@ pub enum WindowError {
     /// There is nothing to fit.
     #[error("a conversation needs at least one message")]
     NoMessages,
-    /// No room for any prompt.
-    #[error("max_tokens is {max_tokens}; a context of {positions} positions takes 1 to {}", positions.saturating_sub(1))]
-    NoBudget {
-        /// Tokens to generate.
-        max_tokens: u32,
-        /// Positions of the context.
-        positions: u32,
-    },
     /// The prompt is too long and was not to be cut.
     #[error(
         "the prompt has {found} tokens; {budget} fit beside the tokens to generate: shorten it, generate fewer, or allow \
@@ -113,18 +105,6 @@ pub struct Fitted<T> {
     pub truncation: T,
 }
 
-/// Prompt tokens beside `max_tokens` generated ones in a context of `positions`. The last generated token is never fed, but
-/// its position is counted, as the published runtime does.
-///
-/// # Errors
-/// [`WindowError::NoBudget`] where none is left or nothing is to be generated.
-pub fn prompt_budget(positions: u32, max_tokens: u32) -> Result<usize, WindowError> {
-    match positions.checked_sub(max_tokens) {
-        Some(budget) if budget > 0 && max_tokens > 0 => Ok(budget as usize),
-        _ => Err(WindowError::NoBudget { max_tokens, positions }),
-    }
-}
-
 /// Prompt tokens in a context of `positions` that leave room for an answer: one of `max_tokens`, or where no limit is given that
 /// the context could keep, all but one position if the `whole` prompt fits so, else room for an answer of some length.
 #[must_use]
@@ -136,6 +116,15 @@ pub fn budget_beside(max_tokens: Option<usize>, whole: usize, positions: usize) 
     }
 }
 
+/// Which turn may come first where older ones have gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstTurn {
+    /// Any, as the published rule has it.
+    Any,
+    /// One of the user: many models' own templates refuse a conversation that begins otherwise.
+    User,
+}
+
 /// The ids of `messages` within `budget`; `render` gives the ids of a list of messages that is never empty. The system message
 /// is the first one if it has that role.
 ///
@@ -145,12 +134,13 @@ pub fn fit<E: From<WindowError>>(
     messages: &[ChatMessage],
     budget: usize,
     overflow: Overflow,
+    first: FirstTurn,
     render: impl FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>,
 ) -> Result<Fitted<Truncation>, E> {
     if messages.is_empty() {
         return Err(WindowError::NoMessages.into());
     }
-    let mut fitter = Fitter { budget, render };
+    let mut fitter = Fitter { budget, first, render };
     let whole = (fitter.render)(messages)?;
     if whole.len() <= budget {
         return Ok(Fitted { ids: whole, truncation: Truncation::default() });
@@ -179,6 +169,7 @@ fn newest(ids: &[TokenId], budget: usize) -> Vec<TokenId> {
 
 struct Fitter<R> {
     budget: usize,
+    first: FirstTurn,
     render: R,
 }
 
@@ -227,14 +218,17 @@ impl<E, R: FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>> Fitter<R> {
         system: &[ChatMessage],
         turns: &[ChatMessage],
     ) -> Result<Option<(usize, Vec<TokenId>)>, E> {
-        let (mut low, mut high) = (1, turns.len());
+        let may_be_first = |turn: &usize| self.first == FirstTurn::Any || turns[*turn].role == "user";
+        let numbers: Vec<usize> = (1..turns.len()).filter(may_be_first).collect();
+        let (mut low, mut high) = (0, numbers.len());
         let mut found = None;
         while low < high {
             let middle = (low + high) / 2;
-            let kept: Vec<ChatMessage> = system.iter().chain(&turns[middle..]).cloned().collect();
+            let dropped = numbers[middle];
+            let kept: Vec<ChatMessage> = system.iter().chain(&turns[dropped..]).cloned().collect();
             match self.fitting(&kept)? {
                 Some(ids) => {
-                    found = Some((middle, ids));
+                    found = Some((dropped, ids));
                     high = middle;
                 }
                 None => low = middle + 1,
@@ -263,28 +257,29 @@ impl<E, R: FnMut(&[ChatMessage]) -> Result<Vec<TokenId>, E>> Fitter<R> {
         Ok(largest.map(|(_, ids)| ids))
     }
 
-    /// The largest count from 0 to `most` that a binary search finds to fit. Token counts do not strictly grow with the text,
-    /// so from there it steps down until one really fits.
+    /// The largest count from 0 to `most` that a binary search finds to fit. Token counts do not strictly grow with the text, so a
+    /// larger one may fit too; the one that is returned does.
     fn largest_fitting(
         &mut self,
         most: usize,
         mut attempt: impl FnMut(&mut Self, usize) -> Result<Option<Vec<TokenId>>, E>,
     ) -> Result<Option<(usize, Vec<TokenId>)>, E> {
         let (mut low, mut high) = (0, most);
+        let mut found = None;
         while low < high {
             let middle = (low + high).div_ceil(2);
-            if attempt(self, middle)?.is_some() {
-                low = middle;
-            } else {
-                high = middle - 1;
+            match attempt(self, middle)? {
+                Some(ids) => {
+                    found = Some((middle, ids));
+                    low = middle;
+                }
+                None => high = middle - 1,
             }
         }
-        for count in (0..=low).rev() {
-            if let Some(ids) = attempt(self, count)? {
-                return Ok(Some((count, ids)));
-            }
+        match found {
+            Some(found) => Ok(Some(found)),
+            None => Ok(attempt(self, 0)?.map(|ids| (0, ids))),
         }
-        Ok(None)
     }
 }
 
@@ -370,7 +365,7 @@ impl ChatMl {
         let has_system = messages.first().is_none_or(|message| message.role == "system");
         let default = (!has_system).then(|| ChatMessage::new("system", self.default_system.as_str()));
         let messages: Vec<ChatMessage> = default.into_iter().chain(messages.iter().cloned()).collect();
-        fit(&messages, budget, overflow, |messages| self.render(messages))
+        fit(&messages, budget, overflow, FirstTurn::Any, |messages| self.render(messages))
     }
 }
 
@@ -393,7 +388,7 @@ mod tests {
         let messages: Vec<ChatMessage> = (0..4096).map(|turn| ChatMessage::new("user", turn.to_string())).collect();
         for (budget, kept) in [(50, 25), (2, 1), (4095, 2047)] {
             let mut rendered = 0;
-            let fitted = fit(&messages, budget, Overflow::Truncate, |messages| {
+            let fitted = fit(&messages, budget, Overflow::Truncate, FirstTurn::Any, |messages| {
                 rendered += messages.len();
                 Ok::<_, WindowError>(vec![7; 2 * messages.len()])
             });
@@ -403,13 +398,22 @@ mod tests {
         }
     }
 
+    /// Halving tried conversations that begin with an answer, and took what a template says of them for the end of it.
     #[test]
-    fn the_budget_leaves_room_on_both_sides() {
-        assert_eq!(prompt_budget(64, 32).unwrap(), 32);
-        assert_eq!((prompt_budget(64, 1).unwrap(), prompt_budget(64, 63).unwrap()), (63, 1));
-        for max_tokens in [0, 64, 65, u32::MAX] {
-            let error = prompt_budget(64, max_tokens).unwrap_err().to_string();
-            assert!(error.contains("takes 1 to 63"), "{error}");
+    fn a_template_that_wants_the_user_first_is_asked_for_nothing_else() {
+        let role = |turn: usize| if turn.is_multiple_of(2) { "user" } else { "assistant" };
+        let messages: Vec<ChatMessage> = (0..9).map(|turn| ChatMessage::new(role(turn), turn.to_string())).collect();
+        let render = |messages: &[ChatMessage]| {
+            assert_eq!(messages[0].role, "user");
+            Ok::<_, WindowError>(vec![7; 2 * messages.len()])
+        };
+        for (budget, kept) in [(17, 7), (14, 7), (13, 5), (3, 1)] {
+            let fitted = fit(&messages, budget, Overflow::Truncate, FirstTurn::User, render).unwrap();
+            assert_eq!((fitted.ids.len(), fitted.truncation.dropped_messages), (2 * kept, 9 - kept), "{budget}");
         }
+        let fitted = fit(&messages, 17, Overflow::Truncate, FirstTurn::Any, |messages| {
+            Ok::<_, WindowError>(vec![7; 2 * messages.len()])
+        });
+        assert_eq!(fitted.unwrap().truncation.dropped_messages, 1, "the published rule");
     }
 }

@@ -144,6 +144,20 @@ fn a_request_takes_the_sequence_that_holds_its_prompt() {
     same(&outcomes.ended[&again], &alone(&request(vec![2, 2, 2, 2, 0], 2), &tokenizer).0);
 }
 
+/// The cache was asked what it holds before the stepper began, and every second request failed: "a sequence that holds 0".
+#[test]
+fn a_stepper_that_forgets_when_it_begins_serves_one_prompt_twice() {
+    let tokenizer = FakeTokenizer::default();
+    let stepper = FakeStepper { forgets_at_begin: true, ..stepper(1) };
+    let mut batch = Batch::new(Box::new(stepper), &tokenizer);
+    let mut outcomes = Outcomes::default();
+    for _ in 0..3 {
+        let id = batch.submit(request(vec![1, 2, 3], 2), Control::new()).unwrap();
+        outcomes.run(&mut batch);
+        assert_eq!(outcomes.ended[&id].stats.cached_prompt_tokens, 0);
+    }
+}
+
 #[test]
 fn a_failure_ends_the_request_it_belongs_to() {
     let tokenizer = FakeTokenizer::default();

@@ -1,7 +1,7 @@
 //! The small-context window against the published cases, on a small byte-level BPE vocabulary.
 
 use npuhal_models::vocabulary::{TokenKind, Vocabulary};
-use npuhal_models::window::{ChatMl, Fitted, Overflow, Truncation, WindowError, fit, fit_text};
+use npuhal_models::window::{ChatMl, FirstTurn, Fitted, Overflow, Truncation, WindowError, fit, fit_text};
 use npuhal_models::{ChatMessage, ControlTokens, Specials, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -103,7 +103,7 @@ proptest! {
         let messages: Vec<ChatMessage> =
             texts.iter().enumerate().map(|(index, text)| ChatMessage::new(role(index), text.as_str())).collect();
         let whole = TEMPLATE.render(&messages).unwrap();
-        let fitted = fit(&messages, budget, Overflow::Truncate, |messages| TEMPLATE.render(messages)).unwrap();
+        let fitted = fit(&messages, budget, Overflow::Truncate, FirstTurn::Any, |messages| TEMPLATE.render(messages)).unwrap();
         prop_assert!(fitted.ids.len() <= budget);
         prop_assert_eq!(whole.len() <= budget, !fitted.truncation.is_lossy());
         if !fitted.truncation.is_lossy() {

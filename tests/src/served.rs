@@ -66,14 +66,14 @@ impl Served {
     /// The answer to a request without a body.
     #[must_use]
     pub fn get(&self, path: &str) -> Answer {
-        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     }
 
     /// The answer to a JSON body.
     #[must_use]
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         let body = body.to_string();
-        let head = "Host: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: ";
+        let head = "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: ";
         self.ask(&format!("POST {path} HTTP/1.1\r\n{head}{}\r\n\r\n{body}", body.len()))
     }
 

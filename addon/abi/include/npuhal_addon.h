@@ -376,7 +376,7 @@ typedef struct npuhal_stepper_table {
     /* Called after a generation, also after a failed one. May be null. */
     void (*end)(void *state);
     /* Runs rows, at most rows_per_call, and writes one row of vocab_size logits for each row whose flag is 1, in
-     * order. */
+     * order. All are finite: a token that must not be chosen has a very low one, as -1e30. */
     int32_t (*step)(void *state, const npuhal_row *rows, const uint8_t *wanted, size_t rows_len, float *logits, size_t logits_len, const npuhal_control *control, npuhal_text_sink error);
     /* Forgets positions from len on; returns how many remain, at most len. */
     uint64_t (*truncate)(void *state, uint32_t sequence, uint64_t len);

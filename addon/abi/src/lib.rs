@@ -451,6 +451,7 @@ pub struct StepperTable {
     /// Called after a generation, also after a failed one. May be null.
     pub end: Option<unsafe extern "C" fn(state: *mut c_void)>,
     /// Runs rows, at most `rows_per_call`, and writes one row of `vocab_size` logits for each row whose flag is 1, in order.
+    /// All are finite: a token that must not be chosen has a very low one, as -1e30.
     pub step: Option<
         unsafe extern "C" fn(
             state: *mut c_void,

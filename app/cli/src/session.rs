@@ -14,6 +14,7 @@ use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
+use npuhal_models::window::Overflow;
 use npuhal_models::{Catalogue, ModelError, ModelSource, Store, Tokenizer};
 use npuhal_registry::private::{open_for_addons, private_route_missing, stated_model_type};
 use npuhal_registry::target::{Place, Target};
@@ -216,15 +217,35 @@ pub(crate) fn plan(host: &Host, args: &ModelArgs) -> Result<Plan, CliError> {
 
 impl Prepared {
     /// Chooses a route whose window holds `prompt` positions and an answer: `answer` positions of it if there is such a route,
-    /// else at least one.
-    pub(crate) fn choose_for(mut self, host: &Host, prompt: usize, answer: u32) -> Result<Plan, CliError> {
+    /// else at least one. Where none holds the prompt, and it may be cut, the one with the largest window.
+    pub(crate) fn choose_for(
+        mut self,
+        host: &Host,
+        prompt: usize,
+        answer: u32,
+        overflow: Overflow,
+    ) -> Result<Plan, CliError> {
         let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
-        self.request.needed_positions = prompt.saturating_add(answer);
-        let choice = select(&self.registry, &self.model, &self.request);
-        if let Err(SelectionError { problem: SelectionProblem::WindowTooSmall { .. }, .. }) = choice {
-            self.request.needed_positions = prompt.saturating_add(1);
+        let mut largest = 0;
+        for answer in [answer, 1] {
+            self.request.needed_positions = prompt.saturating_add(answer);
+            match self.largest_window() {
+                Some(window) => largest = window,
+                None => return self.choose(host),
+            }
+        }
+        if overflow == Overflow::Truncate {
+            self.request.needed_positions = largest;
         }
         self.choose(host)
+    }
+
+    /// The largest window, if none holds the request.
+    fn largest_window(&self) -> Option<u32> {
+        match select(&self.registry, &self.model, &self.request) {
+            Err(SelectionError { problem: SelectionProblem::WindowTooSmall { window, .. }, .. }) => Some(window),
+            _ => None,
+        }
     }
 
     /// Chooses a route whatever its window.

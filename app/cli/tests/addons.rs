@@ -178,7 +178,10 @@ fn a_prompt_that_does_not_fit_a_window_goes_elsewhere_unless_it_fits_nowhere() {
     assert_eq!(said.out, "aaaa\n");
     assert!(said.err.contains("route parrot"), "{}", said.err);
     let longer = "a".repeat(600);
-    let said = home.run(&[&arguments[..], &[longer.as_str()]].concat()).with_code(1);
+    let said = home.run(&[&arguments[..], &[longer.as_str()]].concat()).with_code(0);
+    assert!(said.err.contains("keeps 508 of 600 tokens in a context of 512"), "{}", said.err);
+    let whole = ["--context-overflow", "error", longer.as_str()];
+    let said = home.run(&[&arguments[..], &whole].concat()).with_code(1);
     assert!(
         said.err.contains("the request needs 601 positions; the largest window is 512 (route parrot)"),
         "{}",

@@ -116,10 +116,15 @@ fn a_prompt_longer_than_the_context_is_an_error_with_both_numbers() {
     if !has_model() {
         return;
     }
-    let output = output(npuhal().args(["run", "--context", "16", "What is the capital of France?"]));
-    assert_code(&output, 1);
+    let question = "What is the capital of France?";
+    let refused = output(npuhal().args(["run", "--context", "16", "--context-overflow", "error", question]));
+    assert_code(&refused, 1);
     // 37 of the prompt, and one of an answer.
-    assert!(stderr(&output).contains("38 positions") && stderr(&output).contains("16"), "{}", stderr(&output));
+    assert!(stderr(&refused).contains("38 positions") && stderr(&refused).contains("16"), "{}", stderr(&refused));
+    // Where it may be cut, it was an error too.
+    let cut = output(npuhal().args(["run", "--context", "16", question]));
+    assert_code(&cut, 0);
+    assert!(stderr(&cut).contains("of 37 tokens in a context of 16"), "{}", stderr(&cut));
 }
 
 #[test]

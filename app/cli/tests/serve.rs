@@ -62,7 +62,7 @@ fn bodies_heads_and_paths_are_checked() {
     }
     let deep = "[".repeat(2000);
     assert_eq!(raw(deep.as_bytes()).status, 400);
-    let without = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let without = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     assert_eq!(server.send(without, b"").status, 411);
     assert_eq!(server.get("/nothing").json()["error"]["code"], "not_found");
     assert_eq!(server.get("/v1/chat/completions").status, 405);
@@ -75,7 +75,7 @@ fn bodies_heads_and_paths_are_checked() {
         "{metrics}"
     );
     assert!(metrics.ends_with("# EOF\n"));
-    let options = "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://localhost:3000\r\nConnection: close\r\n\r\n";
+    let options = "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost:3000\r\nConnection: close\r\n\r\n";
     let answer = server.send(options, b"");
     assert_eq!(answer.status, 204);
     assert!(answer.head.contains("access-control-allow-origin: http://localhost:3000"), "{}", answer.head);
@@ -87,7 +87,8 @@ fn the_key_is_asked_for() {
     let home = Home::new();
     let server = serve(&home, &["--api-key", "a-secret-key"]);
     let with = |key: &str| {
-        let head = format!("GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nConnection: close\r\n\r\n");
+        let head =
+            format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\nConnection: close\r\n\r\n");
         server.send(&head, b"")
     };
     assert_eq!(with("Bearer a-secret-key").status, 200);

@@ -55,7 +55,7 @@ impl Attack {
 }
 
 fn head(method: &str, path: &str, version: &str, lines: &[&str]) -> Vec<u8> {
-    let mut head = format!("{method} {path} {version}\r\nHost: x\r\nConnection: close\r\n");
+    let mut head = format!("{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\n");
     for line in lines {
         head.push_str(line);
         head.push_str("\r\n");
@@ -246,7 +246,7 @@ fn odd_head(random: &mut Random) -> Vec<u8> {
         _ => b"Host: y\r\nHost: z\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings".to_vec(),
     };
     let path = pick(random, &["/ready", "/v1/models", "/metrics", "/health"]);
-    [format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n").as_bytes(), &line, b"\r\n\r\n"].concat()
+    [format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n").as_bytes(), &line, b"\r\n\r\n"].concat()
 }
 
 fn odd_line(random: &mut Random) -> Vec<u8> {
@@ -278,7 +278,7 @@ fn odd_line(random: &mut Random) -> Vec<u8> {
     let path = pick(random, &paths);
     let version =
         pick(random, &["HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/3.7", "HTTP/11.1", "http/1.1", "", "ICY"]);
-    format!("{method} {path} {version}\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes()
+    format!("{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
 fn lengths(random: &mut Random) -> Vec<u8> {
@@ -343,7 +343,7 @@ fn attack(number: u64) -> Attack {
         360..=429 => Attack::new("chunked nonsense", chunked(random), End::Finish),
         430..=489 => {
             let garbage = junk(random, 400);
-            let first = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
+            let first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
             let many = first.repeat(1 + random.below(20) as usize);
             Attack::new("pipelined garbage", [many, garbage].concat(), End::Finish)
         }

@@ -101,7 +101,7 @@ fn a_body_or_head_that_does_not_come_ends_the_wait() {
     assert_eq!(said, "", "a head that does not come is not answered");
     // A chunked body that never ends, too.
     let mut chunked = server.connect();
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"pro\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"pro\r\n";
     chunked.write_all(head.as_bytes()).unwrap();
     assert_refused(&Answer::read(chunked), 408, "request_timeout");
     server.end();
@@ -193,7 +193,7 @@ fn others_need_the_random_key_that_is_shown_once() {
             assert_refused(&server.post(CHAT, &chat(json!({}))), 401, "invalid_api_key");
             let ask = |key: &str| {
                 let head = format!(
-                    "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+                    "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
                 );
                 server.send(&head, b"").status
             };
@@ -251,7 +251,7 @@ fn tls_serves_and_wrong_files_are_told() {
     assert!(agent(&[]).get(url("/health")).call().is_err(), "nobody vouches for it");
     // Plain HTTP gets no answer, and disturbs nobody.
     let mut plain = server.connect();
-    plain.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    plain.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut said = Vec::new();
     let _ = plain.read_to_end(&mut said);
     assert!(!String::from_utf8_lossy(&said).contains("HTTP/1.1 2"));
@@ -356,7 +356,8 @@ fn odd_paths_and_methods_are_answered_in_the_same_form() {
         assert!(["not_found", "model_not_found"].contains(&answer.code().as_str()), "{path}: {answer:?}");
     }
     for method in ["DELETE", "PUT", "PATCH", "TRACE", "BREW"] {
-        let answer = server.send(&format!("{method} {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), b"");
+        let answer =
+            server.send(&format!("{method} {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"), b"");
         assert_refused(&answer, 405, "method_not_allowed");
     }
     server.end();

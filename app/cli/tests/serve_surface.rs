@@ -182,7 +182,7 @@ fn browsers_of_the_allowed_origins_may_ask() {
     let server = serve(&home, &["--cors-origin", "http://ui.test:8080"]);
     let preflight = |path: &str, origin: &str| {
         let head = format!(
-            "OPTIONS {path} HTTP/1.1\r\nHost: x\r\nOrigin: {origin}\r\nAccess-Control-Request-Method: POST\r\n\
+            "OPTIONS {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nAccess-Control-Request-Method: POST\r\n\
              Access-Control-Request-Headers: authorization,content-type,x-stainless-helper-method\r\nConnection: close\r\n\r\n"
         );
         server.send(&head, b"")
@@ -205,7 +205,9 @@ fn browsers_of_the_allowed_origins_may_ask() {
     // The origin is told with every answer, errors and streams too, and never with the metrics.
     let get = |path: &str| {
         server.send(
-            &format!("GET {path} HTTP/1.1\r\nHost: x\r\nOrigin: http://ui.test:8080\r\nConnection: close\r\n\r\n"),
+            &format!(
+                "GET {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: http://ui.test:8080\r\nConnection: close\r\n\r\n"
+            ),
             b"",
         )
     };
@@ -214,9 +216,47 @@ fn browsers_of_the_allowed_origins_may_ask() {
     }
     assert_eq!(get("/metrics").header("access-control-allow-origin"), None);
     let body = chat(json!({"stream": true})).to_string();
-    let head = post_head(CHAT, body.len()).replace("Host: x\r\n", "Host: x\r\nOrigin: http://ui.test:8080\r\n");
+    let head = post_head(CHAT, body.len())
+        .replace("Host: localhost\r\n", "Host: localhost\r\nOrigin: http://ui.test:8080\r\n");
     let stream = server.send(&head, body.as_bytes());
     assert_eq!(stream.header("access-control-allow-origin"), Some("http://ui.test:8080"));
+    server.end();
+}
+
+/// A server without a key did what a page of any site asked of it, and a name that leads here let the page read the answer.
+#[test]
+fn pages_of_other_sites_need_a_key() {
+    let home = Home::new();
+    let body = chat(json!({"max_tokens": 1})).to_string();
+    let ask = |server: &Server, host: &str, more: &str| {
+        let head = post_head(CHAT, body.len()).replace("Host: localhost\r\n", &format!("Host: {host}\r\n{more}"));
+        server.send(&head, body.as_bytes())
+    };
+    let (evil, key) = ("Origin: https://evil.test\r\n", "Authorization: Bearer a-secret-key\r\n");
+    let server = serve(&home, &[]);
+    for (host, more) in [("localhost", evil), ("evil.test", ""), ("localhost", "Origin: null\r\n")] {
+        let answer = ask(&server, host, more);
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["code"]),
+            (403, &json!("origin_not_allowed")),
+            "{host} {more}"
+        );
+    }
+    assert_eq!(
+        ask(&server, "127.0.0.1:8000", "Origin: http://127.0.0.1:8000\r\n").status,
+        200,
+        "the server's own pages"
+    );
+    assert_eq!(ask(&server, "localhost", "Origin: http://localhost:3000\r\n").status, 200);
+    let ready = |server: &Server, host: &str| {
+        server.send(&format!("GET /ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"), b"").json()
+    };
+    assert_eq!(ready(&server, "localhost")["models"], json!(["model"]));
+    assert_eq!(ready(&server, "evil.test").get("models"), None);
+    server.end();
+    let server = serve(&home, &["--api-key", "a-secret-key"]);
+    assert_eq!(ask(&server, "evil.test", &format!("{evil}{key}")).status, 200, "the key is what counts");
+    assert_eq!(ready(&server, "localhost").get("models"), None, "without the key");
     server.end();
 }
 
@@ -268,8 +308,8 @@ fn connections_are_kept() {
     let mut socket = server.connect();
     let body = chat(json!({"stream": true})).to_string();
     let stream = format!("{}{body}", post_head(CHAT, body.len()).replace("Connection: close\r\n", ""));
-    let get = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n";
-    let last = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let get = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let last = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     socket.write_all(format!("{get}{stream}{get}{last}").as_bytes()).unwrap();
     let answer = Answer::read(socket);
     assert_eq!(answer.status, 200);

@@ -179,13 +179,21 @@ impl Fleet {
 
     async fn load(&self, model: usize) -> Result<Lease, FleetError> {
         let slot = self.slot_for(model);
-        let held = Arc::clone(&slot.held).read_owned().await;
-        if let Some(lease) = lease(held, model) {
+        if let Ok(held) = Arc::clone(&slot.held).try_read_owned()
+            && let Some(lease) = lease(held, model)
+        {
             return Ok(lease);
         }
         let this = self.this.upgrade().ok_or(FleetError::Closed)?;
-        // On a task of its own, so that a caller that gives up does not throw a half-loaded model away.
-        let loading = tokio::spawn(async move { this.load_into(&slot, model).await });
+        // On a task of its own, so that a caller that gives up neither throws a half-loaded model away nor leaves a claim to the
+        // slot that nobody follows.
+        let loading = tokio::spawn(async move {
+            let held = Arc::clone(&slot.held).read_owned().await;
+            match lease(held, model) {
+                Some(lease) => Ok(lease),
+                None => this.load_into(&slot, model).await,
+            }
+        });
         loading.await.unwrap_or(Err(FleetError::LoadFailed))
     }
 
@@ -279,7 +287,7 @@ impl Fleet {
             Err(error) => {
                 tracing::error!(model = %entry.id, %error, "a model could not be made ready");
                 let failure = match &error {
-                    StartError::Load(message) if message.contains("self-test") => FleetError::SelfTestFailed,
+                    StartError::SelfTest(_) => FleetError::SelfTestFailed,
                     _ => FleetError::LoadFailed,
                 };
                 self.failures().insert(model, (Instant::now(), failure));
@@ -314,8 +322,6 @@ impl Fleet {
             if fleet.closed.load(Ordering::SeqCst) || worker.was_told_to_end() {
                 return;
             }
-            fleet.metrics.worker_restarts.inc();
-            tracing::warn!(model = %fleet.options.models[model].id, "a worker died; it is replaced");
             let useless = {
                 let mut claim = slot.claim();
                 if claim.starts != start || claim.model != Some(model) {
@@ -325,6 +331,8 @@ impl Fleet {
                 claim.useless = if worker.was_of_use() { 0 } else { claim.useless.saturating_add(1) };
                 claim.useless
             };
+            fleet.metrics.worker_restarts.inc();
+            tracing::warn!(model = %fleet.options.models[model].id, "a worker died; it is replaced");
             // One that dies as soon as it is there would keep the machine busy with nothing else.
             if useless > 1 {
                 let pause = SHORTEST_PAUSE * 2_u32.pow(useless.min(8) - 2);

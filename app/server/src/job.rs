@@ -173,6 +173,8 @@ pub enum Report {
     LoadFailed {
         /// Why, for the operator.
         message: String,
+        /// Whether it was loaded, and failed its self-test.
+        is_self_test: bool,
     },
     /// Something happened to a job.
     Event {

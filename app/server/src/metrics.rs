@@ -88,9 +88,9 @@ impl Metrics {
         registry.register("tokens_generated", "Tokens generated", metrics.generated_tokens.clone());
         let unit = || Unit::Seconds;
         let duration = metrics.duration.clone();
-        registry.register_with_unit("inference_duration", "From admission to the last event", unit(), duration);
+        registry.register_with_unit("inference_duration", "From arrival to the last event", unit(), duration);
         let first = metrics.first_token.clone();
-        registry.register_with_unit("time_to_first_token", "From admission to the first piece", unit(), first);
+        registry.register_with_unit("time_to_first_token", "From arrival to the first piece", unit(), first);
         let inter = metrics.inter_token.clone();
         registry.register_with_unit("inter_token", "Mean time between tokens of a generation", unit(), inter);
         let timeouts = metrics.device_timeouts.clone();

@@ -14,6 +14,7 @@ mod roles;
 mod rope;
 mod sampling;
 mod split;
+pub(crate) use split::part_names;
 mod tokens;
 mod value;
 

@@ -102,6 +102,21 @@ fn open_part(path: &Path, index: u64, count: u64) -> Result<GgufFile, ModelError
     GgufFile::open(path)
 }
 
+/// The names of all parts of a model and the number of this one (from 1), if `name` is one of a part: `…-00001-of-00003.gguf`.
+pub(crate) fn part_names(name: &str) -> Option<(u64, Vec<String>)> {
+    let (before, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (_, number) = before.rsplit_once('-')?;
+    let five_digits = |text: &str| (text.len() == 5).then(|| text.parse::<u64>().ok()).flatten();
+    let (number, count) = (five_digits(number)?, five_digits(count)?);
+    // A name alone must not cost much.
+    if !(1..=count).contains(&number) || count > 1000 {
+        return None;
+    }
+    let parts = PartName::of(Path::new(name), number - 1, count).ok()?;
+    let names = (0..count).filter_map(|index| parts.path(index).to_str().map(str::to_owned));
+    Some((number, names.collect()))
+}
+
 /// What the names of a model's files have in common.
 struct PartName {
     folder: PathBuf,

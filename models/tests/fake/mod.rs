@@ -157,12 +157,21 @@ pub struct FakeStepper {
     pub positions: u32,
     pub sequences: u32,
     pub keeps_nothing: bool,
+    /// What is held is gone when a generation begins.
+    pub forgets_at_begin: bool,
     pub log: Arc<Mutex<Log>>,
 }
 
 impl Default for FakeStepper {
     fn default() -> Self {
-        Self { rule: Rule::Ramp, positions: 64, sequences: 2, keeps_nothing: false, log: Arc::default() }
+        Self {
+            rule: Rule::Ramp,
+            positions: 64,
+            sequences: 2,
+            keeps_nothing: false,
+            forgets_at_begin: false,
+            log: Arc::default(),
+        }
     }
 }
 
@@ -185,6 +194,9 @@ impl Stepper for FakeStepper {
             return Err(failed());
         }
         log.begun += 1;
+        if self.forgets_at_begin {
+            log.held.clear();
+        }
         Ok(())
     }
 

@@ -43,7 +43,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     let answer_tokens = args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS);
     let (mut generator, ids) = if args.raw {
         let ids = raw_ids(&tokenizer, &prompt)?;
-        let plan = prepared.choose_for(host, ids.len(), answer_tokens)?;
+        let plan = prepared.choose_for(host, ids.len(), answer_tokens, args.generation.context_overflow)?;
         let generator = TextGenerator::new(plan.open()?);
         let ids = fitted_text(host, &args.generation, &ids, generator.positions())?;
         (generator, ids)
@@ -53,7 +53,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
         messages.push(ChatMessage::new("user", &prompt));
         let prompter = Prompter::new(&prepared.model, &tokenizer)?;
         let whole = whole_chat(&prompter, &args.generation, &messages)?.len();
-        let plan = prepared.choose_for(host, whole, answer_tokens)?;
+        let plan = prepared.choose_for(host, whole, answer_tokens, args.generation.context_overflow)?;
         let generator = TextGenerator::new(plan.open()?);
         let ids = fitted_chat(host, &prompter, &args.generation, &messages, generator.positions())?;
         (generator, ids)

@@ -180,12 +180,12 @@ impl Frame {
 fn chat_logprobs(entries: &[TokenLogprob]) -> ChatLogprobs {
     let top = |alternative: &Alternative| TopEntry {
         token: alternative.token.clone(),
-        logprob: finite(alternative.logprob),
+        logprob: alternative.logprob,
         bytes: Some(alternative.bytes.clone()),
     };
     let entry = |entry: &TokenLogprob| TokenEntry {
         token: entry.chosen.token.clone(),
-        logprob: finite(entry.chosen.logprob),
+        logprob: entry.chosen.logprob,
         bytes: Some(entry.chosen.bytes.clone()),
         top_logprobs: entry.top.iter().map(top).collect(),
     };
@@ -199,21 +199,14 @@ fn text_logprobs(entries: &[TokenLogprob], mut offset: usize) -> TextLogprobs {
         text_offset.push(offset);
         offset += entry.chosen.token.chars().count();
     }
-    let tops = |entry: &TokenLogprob| {
-        entry.top.iter().map(|top| (top.token.clone(), Value::from(finite(top.logprob)))).collect()
-    };
+    let tops =
+        |entry: &TokenLogprob| entry.top.iter().map(|top| (top.token.clone(), Value::from(top.logprob))).collect();
     TextLogprobs {
         tokens: entries.iter().map(|entry| entry.chosen.token.clone()).collect(),
-        token_logprobs: entries.iter().map(|entry| finite(entry.chosen.logprob)).collect(),
+        token_logprobs: entries.iter().map(|entry| entry.chosen.logprob).collect(),
         top_logprobs: entries.iter().map(tops).collect(),
         text_offset,
     }
-}
-
-/// JSON knows no infinity; what is impossible is given OpenAI's floor.
-fn finite(logprob: f64) -> f64 {
-    const FLOOR: f64 = -9999.0;
-    if logprob.is_finite() { logprob } else { FLOOR }
 }
 
 /// One complete answer.
@@ -296,6 +289,8 @@ pub(crate) fn error_of(failure: &JobFailure, surface: Surface) -> ApiError {
         JobFailure::TimedOut => ApiError::timed_out(),
         JobFailure::DeviceTimedOut => ApiError::device_timed_out(),
         JobFailure::WorkerLost => ApiError::worker_lost(),
-        JobFailure::Cancelled | JobFailure::Device => ApiError::internal(),
+        // A client that still listens did not cancel: the service ends, and its patience with it.
+        JobFailure::Cancelled => ApiError::shutting_down(),
+        JobFailure::Device => ApiError::internal(),
     }
 }

@@ -89,6 +89,12 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
     }
 
+    pub(crate) fn foreign_page() -> Self {
+        let message = "without a key only this machine is answered: the Origin or Host of the request is another; give the \
+                       server a key (--api-key), or name the origin (--cors-origin)";
+        Self::new(StatusCode::FORBIDDEN, "permission_error", "origin_not_allowed", message)
+    }
+
     pub(crate) fn shutting_down() -> Self {
         let message = "server is shutting down";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_unavailable", "shutting_down", message).retry_after(1)
@@ -102,7 +108,8 @@ impl ApiError {
     pub(crate) fn rate_limited(retry_after: Duration) -> Self {
         let message = "rate limit exceeded";
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message);
-        error.retry_after(retry_after.as_secs().max(1))
+        // A client that came a moment earlier would be refused again.
+        error.retry_after(retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0))
     }
 
     pub(crate) fn queue_full() -> Self {

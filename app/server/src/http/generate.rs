@@ -107,6 +107,9 @@ enum Failures {
     /// No key, or a wrong one.
     #[response(status = 401)]
     Unauthorized(ErrorBody),
+    /// No key is wanted, and the request comes from a page of another site.
+    #[response(status = 403)]
+    ForeignPage(ErrorBody),
     /// No such model.
     #[response(status = 404)]
     ModelNotFound(ErrorBody),

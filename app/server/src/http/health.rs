@@ -1,11 +1,11 @@
 //! What probes ask.
 
 use super::error::ErrorBody;
-use super::{Shared, json};
+use super::{Service, Shared, auth, json};
 use crate::fleet::{FleetError, Health};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -31,6 +31,13 @@ pub(super) struct Ready {
     /// Why it is not ready: `loading`, `load_failed`, `self_test_failed`, `draining`.
     reason: Option<&'static str>,
     draining: bool,
+    #[serde(flatten)]
+    details: Option<ReadyDetails>,
+}
+
+/// What is told to those who may use the models.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ReadyDetails {
     active_requests: usize,
     models: Vec<String>,
     resident: Vec<ResidentModel>,
@@ -45,7 +52,7 @@ pub(super) struct ResidentModel {
     context: usize,
 }
 
-fn why_not(service: &super::Service) -> Option<&'static str> {
+fn why_not(service: &Service) -> Option<&'static str> {
     if service.admission.is_draining() {
         return Some("draining");
     }
@@ -72,18 +79,26 @@ pub(super) async fn live() -> Response<Body> {
     json(StatusCode::OK, &Live { status: "ok", service: SERVICE })
 }
 
-/// Whether a model is loaded, has passed its self-test, and requests are taken.
+/// Whether a model is loaded, has passed its self-test, and requests are taken. Without a key that is needed, no more than that.
 #[utoipa::path(
     get, path = "/ready",
     responses((status = 200, body = Ready), (status = 503, body = Ready))
 )]
-pub(super) async fn ready(State(service): State<Shared>) -> Response<Body> {
+pub(super) async fn ready(State(service): State<Shared>, headers: HeaderMap) -> Response<Body> {
     let reason = why_not(&service);
-    let residents = service.fleet.residents().into_iter();
+    let is_trusted = auth::refusal(&service, &headers).is_none();
     let body = Ready {
         status: if reason.is_none() { "ready" } else { "not_ready" },
         reason,
         draining: service.admission.is_draining(),
+        details: is_trusted.then(|| details(&service)),
+    };
+    json(if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &body)
+}
+
+fn details(service: &Service) -> ReadyDetails {
+    let residents = service.fleet.residents().into_iter();
+    ReadyDetails {
         active_requests: service.admission.active(),
         models: service.fleet.models().iter().map(|model| model.id.clone()).collect(),
         resident: residents
@@ -95,14 +110,17 @@ pub(super) async fn ready(State(service): State<Shared>) -> Response<Body> {
             })
             .collect(),
         worker_restarts: service.metrics.worker_restarts.get(),
-    };
-    json(if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &body)
+    }
 }
 
 /// What the server counts, in OpenMetrics text.
 #[utoipa::path(
     get, path = "/metrics", security(("bearer" = [])),
-    responses((status = 200, body = String, content_type = "application/openmetrics-text"), (status = 401, body = ErrorBody))
+    responses(
+        (status = 200, body = String, content_type = "application/openmetrics-text"),
+        (status = 401, body = ErrorBody),
+        (status = 403, body = ErrorBody)
+    )
 )]
 pub(super) async fn metrics(State(service): State<Shared>) -> Response<Body> {
     let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);

@@ -40,7 +40,7 @@ fn model(entry: &ModelEntry) -> Model {
 /// The models that can be asked for.
 #[utoipa::path(
     get, path = "/v1/models", security(("bearer" = [])),
-    responses((status = 200, body = ModelList), (status = 401, body = ErrorBody))
+    responses((status = 200, body = ModelList), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody))
 )]
 pub(super) async fn list(State(service): State<Shared>) -> Response<Body> {
     let data = service.fleet.models().iter().map(model).collect();
@@ -50,7 +50,7 @@ pub(super) async fn list(State(service): State<Shared>) -> Response<Body> {
 /// One model.
 #[utoipa::path(
     get, path = "/v1/models/{id}", security(("bearer" = [])), params(("id" = String, Path, description = "Its id")),
-    responses((status = 200, body = Model), (status = 401, body = ErrorBody), (status = 404, body = ErrorBody))
+    responses((status = 200, body = Model), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody))
 )]
 pub(super) async fn one(State(service): State<Shared>, id: Result<Path<String>, PathRejection>) -> Response<Body> {
     // No model is called by what is no text.

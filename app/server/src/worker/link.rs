@@ -64,6 +64,8 @@ pub(crate) enum StartError {
     Ended(String),
     #[error("{0}")]
     Load(String),
+    #[error("{0}")]
+    SelfTest(String),
 }
 
 /// A running worker. Dropping it ends the process.
@@ -171,7 +173,8 @@ impl Worker {
         let resident = match tokio::time::timeout(watch.load_limit, loading).await {
             Err(_) => return Err(StartError::TooSlow(watch.load_limit)),
             Ok(Ok(Some(Report::Ready(resident)))) => resident,
-            Ok(Ok(Some(Report::LoadFailed { message }))) => return Err(StartError::Load(message)),
+            Ok(Ok(Some(Report::LoadFailed { message, is_self_test: false }))) => return Err(StartError::Load(message)),
+            Ok(Ok(Some(Report::LoadFailed { message, .. }))) => return Err(StartError::SelfTest(message)),
             Ok(Ok(None)) => return Err(StartError::Ended(process.end().await)),
             Ok(Ok(Some(other))) => return Err(StartError::Ended(format!("it reported {other:?} first"))),
             Ok(Err(error)) => return Err(StartError::Ended(format!("{error}; {}", process.end().await))),

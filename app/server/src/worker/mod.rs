@@ -104,10 +104,14 @@ pub fn serve(
             running.cancel_all();
         })?;
     }
-    let loaded = loader.load(&load).and_then(|loaded| if load.self_test { self_test::run(loaded) } else { Ok(loaded) });
-    let loaded = match loaded {
+    let failed = |message, is_self_test| Ok(reports.send(&Report::LoadFailed { message, is_self_test })?);
+    let loaded = match loader.load(&load) {
         Ok(loaded) => loaded,
-        Err(message) => return Ok(reports.send(&Report::LoadFailed { message })?),
+        Err(message) => return failed(message, false),
+    };
+    let loaded = match if load.self_test { self_test::run(loaded) } else { Ok(loaded) } {
+        Ok(loaded) => loaded,
+        Err(message) => return failed(message, true),
     };
     reports.send(&Report::Ready(loaded.resident.clone()))?;
     owner::run(loaded, &queue, &running, &reports)?;

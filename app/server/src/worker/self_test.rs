@@ -83,5 +83,8 @@ fn try_generator(
         penalty_window: 1,
     };
     let outcome = generator.generate(&request, &mut |_| true, &Control::new()).map_err(|error| error.to_string())?;
+    if outcome.tokens.is_empty() && !outcome.stopped_at_eos {
+        return Err("it gave no token, nor an end".to_owned());
+    }
     Ok(outcome.tokens)
 }

@@ -243,8 +243,7 @@ impl LoadedStepper {
             )
         };
         self.held.check("a step", status, &error, control)?;
-        // Minus infinity is a token that cannot be; the others are damage.
-        match logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+        match logits.iter().position(|logit| !logit.is_finite()) {
             None => Ok(()),
             Some(index) => {
                 let (row, token, what) = (index / self.vocab_size, index % self.vocab_size, &self.held.owner.what);

@@ -20,6 +20,7 @@ use dataset::Item;
 use npuhal_core::RunError;
 use npuhal_models::generate::{GenerateError, TextGenerator};
 use npuhal_models::sequence::{GenerationRequest, Piece};
+use npuhal_models::window::Overflow;
 use report::{Answer, Limits, Outcome, Totals, valid_logprob};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -126,7 +127,7 @@ fn local(host: &Host, args: &EvalArgs, items: Vec<Item>) -> Result<(String, Stri
         items.iter().map(|item| raw_ids(&tokenizer, &item.prompt)).collect::<Result<_, CliError>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let answer_tokens = items.iter().map(|item| item.max_tokens).max().unwrap_or(0);
-    let plan = prepared.choose_for(host, longest, u32::try_from(answer_tokens).unwrap_or(u32::MAX))?;
+    let plan = prepared.choose_for(host, longest, u32::try_from(answer_tokens).unwrap_or(u32::MAX), Overflow::Error)?;
     let source = plan.choice.decision.line();
     let mut generator = TextGenerator::new(plan.open()?);
     // A route that chooses tokens itself has none to give.

@@ -11,6 +11,7 @@ use npuhal_core::RunError;
 use npuhal_core::stage::{Session, Stepper};
 use npuhal_models::perplexity::{PerplexityError, Quality, ScoredText, measure};
 use npuhal_models::template::strftime_utc;
+use npuhal_models::window::Overflow;
 use npuhal_models::{Catalogue, Specials};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -93,7 +94,7 @@ fn of_model(host: &Host, args: &EvalArgs, model: &OsStr, text: &str) -> Result<V
         };
         let prepared = prepare(host, &ModelArgs { model: Some((*model).to_owned()), session, verify: false })?;
         let tokenizer = prepared.tokenizer(host)?;
-        let plan = prepared.choose_for(host, args.window as usize, 0)?;
+        let plan = prepared.choose_for(host, args.window as usize, 0, Overflow::Error)?;
         let mut ids = tokenizer.encode(text, Specials::Plain)?;
         let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
         ids.truncate(args.tokens.unwrap_or(usize::MAX));
