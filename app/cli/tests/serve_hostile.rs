@@ -21,7 +21,7 @@ const SEED: u64 = 20_261_130;
 const MAX_BODY_BYTES: usize = 65_536;
 
 /// Statuses that `docs/server.md` and the description list, and those of HTTP itself for what is no HTTP.
-const DOCUMENTED: [u16; 14] = [100, 200, 204, 400, 404, 405, 408, 411, 413, 414, 417, 429, 431, 505];
+const DOCUMENTED: [u16; 15] = [100, 200, 204, 400, 403, 404, 405, 408, 411, 413, 414, 417, 429, 431, 505];
 
 /// Bytes to send, in parts with a pause between them, and what is done then.
 struct Attack {
