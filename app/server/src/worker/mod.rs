@@ -158,6 +158,13 @@ impl Reports {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         frame::write(&mut *writer, report)
     }
+
+    /// Sends whole frames.
+    fn send_frames(&self, frames: &[u8]) -> io::Result<()> {
+        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.write_all(frames)?;
+        writer.flush()
+    }
 }
 
 /// Jobs that wait or run, and when the running one last took a step.
