@@ -32,8 +32,9 @@ const YIELD_AFTER: Duration = Duration::from_micros(500);
 /// Time inside jobs after which the part of it spent waiting for threads without a core is looked at: several time slices of a
 /// scheduler, so that a neighbour process shows.
 const LOOK: Duration = Duration::from_millis(16);
-/// Part of that time, in percent, from which a thread less is faster.
-const STALLED_PERCENT: u32 = 25;
+/// Part of that time, in percent, from which a thread less is faster: two threads gain a half or more on an idle machine, and
+/// lose it again when a third of the time goes.
+const STALLED_PERCENT: u32 = 35;
 /// A wait that is no longer than this, and than two items take, is for a thread that runs.
 const USUAL_WAIT: Duration = Duration::from_micros(50);
 /// How long a thread is then left out. Doubles each time the next look finds the same again, because each costs a part of
