@@ -9,7 +9,7 @@
 //! token, then park. Between jobs a worker offers its core to other processes now and then: a neighbour that is let in there
 //! does not take the core in the middle of an item, where everybody would wait for it. Where much time goes into such waits all
 //! the same, fewer threads take part for a while. Who runs an item changes nothing in its result.
-#![allow(unsafe_code, reason = "a job borrows the caller's stack; `run_items` does not return before every item is done")]
+#![allow(unsafe_code, reason = "a job borrows its caller's stack; `run_items` returns when every item is done")]
 
 use crate::error::CpuError;
 use crate::shares::Shares;
@@ -195,15 +195,11 @@ impl Pool {
     ///
     /// # Errors
     /// [`JobPanicked`]; items that no thread had begun by then may be left out.
-    ///
-    /// # Panics
-    /// With 2^32 items or more.
     pub fn run_items(&self, items: usize, job: &(dyn Fn(usize, usize) + Sync)) -> Result<(), JobPanicked> {
-        if self.workers.is_empty() || items < 2 || IN_ITEM.get() {
+        let Ok(count) = u32::try_from(items) else { return run_alone(items, job) };
+        if self.workers.is_empty() || count < 2 || IN_ITEM.get() {
             return run_alone(items, job);
         }
-        let count = u32::try_from(items);
-        assert!(count.is_ok(), "a job of {items} items");
         let mut pace = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &*self.state;
         let begin = Instant::now();
@@ -219,7 +215,7 @@ impl Pool {
         }
         state.open.0.store(items, Ordering::Relaxed);
         state.active.store(active, Ordering::Relaxed);
-        state.shares.reset(count.unwrap_or(u32::MAX), active);
+        state.shares.reset(count, active);
         state.epoch.0.fetch_add(1, Ordering::SeqCst);
         for (asleep, worker) in state.asleep.iter().zip(&self.workers).take(active - 1) {
             if asleep.0.load(Ordering::SeqCst) {
