@@ -119,7 +119,9 @@ impl Stop {
 /// # Errors
 /// [`ServeError`].
 pub fn run(config: ServerConfig, stop: Stopped, on_start: impl FnOnce(Started) + Send) -> Result<(), ServeError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    // One thread: what a token does here takes some tens of microseconds, and a second thread would be woken for each step of
+    // it, on cores that the worker computes on.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(ServeError::Runtime)?;
     let result = runtime.block_on(serve(config, stop.0, on_start));
     // What is left are connections of clients that do not read.

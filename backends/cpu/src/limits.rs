@@ -7,16 +7,18 @@ use crate::pool::{JobPanicked, Pool};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Reads all of `bytes` but a rest below 128, each thread of `pool` one contiguous part; returns something that depends on
-/// every byte. The limit of a product with one row, which reads its weights once.
+/// Bytes that a thread reads before it takes the next.
+const READ_BYTES: usize = 256 << 10;
+
+/// Reads all of `bytes` but a rest below 128, each thread of `pool` one contiguous part as long as all run; returns something
+/// that depends on every byte. The limit of a product with one row, which reads its weights once.
 ///
 /// # Errors
 /// [`JobPanicked`].
 pub fn read(pool: &Pool, bytes: &[u8]) -> Result<u64, JobPanicked> {
     let all = AtomicU64::new(0);
-    let threads = pool.threads();
-    pool.run(&|thread| {
-        let part = &bytes[bytes.len() * thread / threads..bytes.len() * (thread + 1) / threads];
+    pool.run_items(bytes.len().div_ceil(READ_BYTES), &|_, item| {
+        let part = &bytes[item * READ_BYTES..bytes.len().min((item + 1) * READ_BYTES)];
         let mut lanes = [0u64; 16];
         for chunk in part.as_chunks::<128>().0 {
             for (lane, word) in lanes.iter_mut().zip(chunk.as_chunks::<8>().0) {

@@ -1,37 +1,47 @@
 //! Threads that run one job after another, with a fork-join cost below a microsecond.
 //!
+//! A job is a number of items. They are shared out in contiguous parts, one for each thread; a thread takes the items of its
+//! own part in order and then those that the others have left ([`crate::shares`]). So a thread that is slow, parked or
+//! without a core costs the item it has begun and no more. The caller is one of the threads; it goes on until no item is left
+//! and then waits for those that others have begun.
+//!
 //! A job is published by raising an epoch. Workers spin on it for about half a millisecond, which spans the gaps inside a
-//! token, then park. A job has one share for each thread. The caller does its own share, then every share that its thread
-//! has not begun (it is parked, or another process has its core), then waits for the rest. Where much of the time goes into
-//! that wait, a neighbour process has a core: the caller then does whole jobs alone for a while before it tries again.
-//! Who runs a share changes nothing in its result.
-#![allow(unsafe_code, reason = "a job borrows the caller's stack; `run` does not return before every worker is done")]
+//! token, then park. Between jobs a worker offers its core to other processes now and then: a neighbour that is let in there
+//! does not take the core in the middle of an item, where everybody would wait for it. Where much time goes into such waits all
+//! the same, fewer threads take part for a while. Who runs an item changes nothing in its result.
+#![allow(unsafe_code, reason = "a job borrows its caller's stack; `run_items` returns when every item is done")]
 
 use crate::error::CpuError;
+use crate::shares::Shares;
 use npuhal_core::error::RunError;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 /// `pause` instructions before a worker parks.
 const SPINS_BEFORE_PARK: u32 = 20_000;
-/// `pause` instructions before a waiting caller lets others have its core; the thread it waits for may be among them.
-const SPINS_BEFORE_YIELD: u32 = 2_000;
+/// `pause` instructions after which a thread without work offers its core to others, and again after as many more.
+const SPINS_BEFORE_YIELD: u32 = 500;
+/// How long a worker runs jobs before it offers its core to others: less than the time slices of schedulers, so that it does
+/// not lose the core otherwise.
+const YIELD_AFTER: Duration = Duration::from_micros(500);
 
-/// Time inside jobs after which the share of it spent waiting is looked at: longer than a scheduler's time slice, so that a
-/// neighbour process shows.
-const LOOK: Duration = Duration::from_millis(8);
-/// Part of the time spent waiting, in percent, from which working alone is faster: two threads gain a quarter or more on an
-/// idle machine, and lose it again when they wait this long for each other.
-const WAITING_PERCENT: u32 = 20;
-/// How long the caller then works alone. Doubles with every look that finds the same again, because each costs up to twice
-/// [`LOOK`], and starts anew when a look does not.
-const ALONE: Duration = Duration::from_millis(100);
-/// Longest time alone: a neighbour that has left is noticed this late.
-const ALONE_MAX: Duration = Duration::from_millis(1600);
+/// Time inside jobs after which the part of it spent waiting for threads without a core is looked at: several time slices of a
+/// scheduler, so that a neighbour process shows.
+const LOOK: Duration = Duration::from_millis(16);
+/// Part of that time, in percent, from which a thread less is faster: two threads gain a half or more on an idle machine, and
+/// lose it again when a third of the time goes.
+const STALLED_PERCENT: u32 = 35;
+/// A wait that is no longer than this, and than two items take, is for a thread that runs.
+const USUAL_WAIT: Duration = Duration::from_micros(50);
+/// How long a thread is then left out. Doubles each time the next look finds the same again, because each costs a part of
+/// [`LOOK`], and starts anew when one does not.
+const LEFT_OUT: Duration = Duration::from_millis(100);
+/// Longest time that a thread is left out: a neighbour that has left is noticed this late.
+const LEFT_OUT_MAX: Duration = Duration::from_millis(1600);
 
 /// A job that panicked on some thread. Its results are incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,76 +57,81 @@ impl From<JobPanicked> for RunError {
     }
 }
 
-type Job = *const (dyn Fn(usize) + Sync);
+type Job = *const (dyn Fn(usize, usize) + Sync);
+
+/// Alone in its cache line, and in the one that is fetched with it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
 
 struct State {
-    epoch: AtomicU32,
+    /// Raised when there are items.
+    epoch: Apart<AtomicU32>,
+    /// Items of the present job that are not done.
+    open: Apart<AtomicUsize>,
+    /// When a worker last ran out of items, in nanoseconds since `start`.
+    ended_ns: Apart<AtomicU64>,
     job: UnsafeCell<Option<Job>>,
-    /// Epoch in which share `i + 1` was last begun.
-    begun: Vec<AtomicU32>,
-    /// Shares of the present job that are not done, the caller's own apart.
-    running: AtomicUsize,
-    /// When a worker last ended a share, in nanoseconds since `start`.
-    ended_ns: AtomicU64,
+    shares: Shares,
+    /// Threads that take part, the caller included.
+    active: AtomicUsize,
+    /// By worker, whether it sleeps or is about to.
+    asleep: Vec<Apart<AtomicBool>>,
     start: Instant,
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    wake: Condvar,
     panicked: AtomicBool,
     stop: AtomicBool,
 }
 
-// SAFETY: `job` is written only by `run`, under its lock and while no share is under way (`running` is 0), and read only by
-// who began a share of the present epoch, which was raised after the write.
+// SAFETY: `job` is written only by `run_items`, under its lock and while no item is taken or left (`open` is 0), and read only
+// by who has taken an item; items are shared out after the write, with release, and taken with acquire.
 unsafe impl Sync for State {}
-// SAFETY: the job pointer is only dereferenced between its publication and the end of `run`, while its referent lives.
+// SAFETY: the job pointer is only dereferenced by who has an item of the job, and `run_items` does not end before all are done.
 unsafe impl Send for State {}
 
-/// Who runs a share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Runner {
-    Caller,
-    Worker,
-}
-
-/// Watches whether the threads wait for each other too long.
+/// Watches whether the threads wait for one that has no core.
 struct Pace {
-    /// Time inside jobs of all threads since the last look, and what of it was waiting.
+    threads: usize,
+    /// Threads that take part.
+    active: usize,
+    /// Time inside jobs of several threads since the last look, and what of it was waiting.
     spent: Duration,
-    waited: Duration,
-    /// Until when the caller works alone, and for how long it will the next time.
-    alone_until: Option<Instant>,
-    alone_for: Duration,
+    stalled: Duration,
+    /// When one thread more takes part, and how long one is left out the next time.
+    more_at: Option<Instant>,
+    left_out: Duration,
 }
 
 impl Pace {
-    const fn new() -> Self {
-        Self { spent: Duration::ZERO, waited: Duration::ZERO, alone_until: None, alone_for: ALONE }
+    const fn new(threads: usize) -> Self {
+        let (spent, stalled) = (Duration::ZERO, Duration::ZERO);
+        Self { threads, active: threads, spent, stalled, more_at: None, left_out: LEFT_OUT }
     }
 
-    /// Whether the caller does the job that begins now alone.
-    fn alone(&mut self, now: Instant) -> bool {
-        let alone = self.alone_until.is_some_and(|until| now < until);
-        if !alone {
-            self.alone_until = None;
+    /// Threads that take part in a job that begins now.
+    fn active(&mut self, now: Instant) -> usize {
+        if self.more_at.is_some_and(|at| at <= now) {
+            self.active += 1;
+            self.more_at = if self.active < self.threads { now.checked_add(self.left_out) } else { None };
+            (self.spent, self.stalled) = (Duration::ZERO, Duration::ZERO);
         }
-        alone
+        self.active
     }
 
-    /// Counts a job of all threads that ends now and took `spent`, of which `waited` at its end.
-    fn count(&mut self, now: Instant, spent: Duration, waited: Duration) {
+    /// Counts a job of several threads that ends now and took `spent`, of which `stalled` waiting.
+    fn count(&mut self, now: Instant, spent: Duration, stalled: Duration) {
         self.spent += spent;
-        self.waited += waited;
+        self.stalled += stalled;
         if self.spent < LOOK {
             return;
         }
-        if self.waited * 100 > self.spent * WAITING_PERCENT {
-            self.alone_until = now.checked_add(self.alone_for);
-            self.alone_for = (self.alone_for * 2).min(ALONE_MAX);
-        } else {
-            self.alone_for = ALONE;
+        if self.stalled * 100 > self.spent * STALLED_PERCENT {
+            self.active = (self.active - 1).max(1);
+            self.more_at = now.checked_add(self.left_out);
+            self.left_out = (self.left_out * 2).min(LEFT_OUT_MAX);
+        } else if self.active == self.threads {
+            self.left_out = LEFT_OUT;
         }
-        (self.spent, self.waited) = (Duration::ZERO, Duration::ZERO);
+        (self.spent, self.stalled) = (Duration::ZERO, Duration::ZERO);
     }
 }
 
@@ -133,21 +148,21 @@ impl Pool {
     /// # Errors
     /// [`CpuError::Thread`].
     pub fn new(threads: usize) -> Result<Self, CpuError> {
+        let threads = threads.max(1);
         let state = Arc::new(State {
-            epoch: AtomicU32::new(0),
+            epoch: Apart::default(),
+            open: Apart::default(),
+            ended_ns: Apart::default(),
             job: UnsafeCell::new(None),
-            begun: (1..threads.max(1)).map(|_| AtomicU32::new(0)).collect(),
-            running: AtomicUsize::new(0),
-            ended_ns: AtomicU64::new(0),
+            shares: Shares::new(threads),
+            active: AtomicUsize::new(threads),
+            asleep: (1..threads).map(|_| Apart::default()).collect(),
             start: Instant::now(),
-            sleepers: AtomicUsize::new(0),
-            lock: Mutex::new(()),
-            wake: Condvar::new(),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Self { state, workers: Vec::new(), turn: Mutex::new(Pace::new()) };
-        for index in 1..threads.max(1) {
+        let mut pool = Self { state, workers: Vec::new(), turn: Mutex::new(Pace::new(threads)) };
+        for index in 1..threads {
             let state = Arc::clone(&pool.state);
             let worker = std::thread::Builder::new()
                 .name(format!("npuhal-cpu-{index}"))
@@ -164,94 +179,159 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `job(share)` once for each share, numbered from 0 to the number of threads, and returns when all are done. Shares
-    /// may run on any thread and one after the other. Denormals are flushed meanwhile ([`FlushDenormals`]). Jobs of one
-    /// pool take turns; a job must not run another one.
+    /// Runs `job(share)` once for each share, numbered from 0 to the number of threads, as [`Pool::run_items`] runs items.
     ///
     /// # Errors
     /// [`JobPanicked`].
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) -> Result<(), JobPanicked> {
+        self.run_items(self.threads(), &|_, share| job(share))
+    }
+
+    /// Runs `job(thread, item)` once for each item, numbered from 0, and returns when all are done. `thread` is the number of
+    /// the thread that runs it, 0 for the caller: no two items of a job run under the same number at a time. Items near each
+    /// other mostly run on the same thread in order, but any thread may run any item, one after the other. Denormals are
+    /// flushed meanwhile ([`FlushDenormals`]). Jobs of one pool take turns. A job that is run by an item of another one is done
+    /// by that item's thread alone.
+    ///
+    /// # Errors
+    /// [`JobPanicked`]; items that no thread had begun by then may be left out.
+    pub fn run_items(&self, items: usize, job: &(dyn Fn(usize, usize) + Sync)) -> Result<(), JobPanicked> {
+        let Ok(count) = u32::try_from(items) else { return run_alone(items, job) };
+        if self.workers.is_empty() || count < 2 || IN_ITEM.get() {
+            return run_alone(items, job);
+        }
         let mut pace = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let _flush = FlushDenormals::new();
         let state = &*self.state;
-        if self.workers.is_empty() {
-            let shares = AssertUnwindSafe(|| (0..self.threads()).for_each(job));
-            return catch_unwind(shares).map_err(|_| JobPanicked);
-        }
         let begin = Instant::now();
-        if pace.alone(begin) {
-            let shares = AssertUnwindSafe(|| (0..self.threads()).for_each(job));
-            return catch_unwind(shares).map_err(|_| JobPanicked);
+        let active = pace.active(begin);
+        if active == 1 {
+            return run_alone(items, job);
         }
-        // SAFETY: no share is under way, so nobody reads the cell. Erasing the lifetime is sound because this function does
-        // not return (nor unwind) before every share is done.
+        let _flush = FlushDenormals::new();
+        // SAFETY: no item is left or under way, so nobody reads the cell. Erasing the lifetime is sound because this function
+        // does not return (nor unwind) before every item is done.
         unsafe {
-            *state.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(job));
+            *state.job.get() = Some(std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), Job>(job));
         }
-        state.running.store(self.workers.len(), Ordering::Relaxed);
-        let epoch = state.epoch.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
-        if state.sleepers.load(Ordering::SeqCst) > 0 {
-            let _guard = state.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            state.wake.notify_all();
+        state.open.0.store(items, Ordering::Relaxed);
+        state.active.store(active, Ordering::Relaxed);
+        state.shares.reset(count, active);
+        state.epoch.0.fetch_add(1, Ordering::SeqCst);
+        for (asleep, worker) in state.asleep.iter().zip(&self.workers).take(active - 1) {
+            if asleep.0.load(Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
         }
-        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        for share in 1..self.threads() {
-            state.run_share(epoch, share, Runner::Caller);
-        }
+        let own = state.run_share(0);
         let own_end = Instant::now();
-        state.wait();
-        let end = Instant::now();
-        // Either side may have waited for the other: a neighbour takes the core of any thread.
-        let ended = state.start + Duration::from_nanos(state.ended_ns.load(Ordering::Relaxed));
-        let waited = (end - own_end).max(own_end.saturating_duration_since(ended.max(begin)));
-        pace.count(end, end - begin, waited);
-        let others = state.panicked.swap(false, Ordering::Relaxed);
-        if own.is_err() || others { Err(JobPanicked) } else { Ok(()) }
+        let end = if state.wait() { Instant::now() } else { own_end };
+        // Either side may have waited for the other: a neighbour takes the core of any thread. Workers that had no part in
+        // the job were not waited for.
+        let ended = state.start + Duration::from_nanos(state.ended_ns.0.load(Ordering::Relaxed));
+        let others_waited = if ended > begin { own_end.saturating_duration_since(ended) } else { Duration::ZERO };
+        let usual = USUAL_WAIT + 2 * (own_end - begin) / own.max(1);
+        let stalled = (end - own_end).max(others_waited).saturating_sub(usual);
+        pace.count(end, end - begin, stalled);
+        if state.panicked.swap(false, Ordering::Relaxed) { Err(JobPanicked) } else { Ok(()) }
     }
 }
 
+thread_local! {
+    /// Whether this thread runs an item.
+    static IN_ITEM: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs all items on the calling thread.
+fn run_alone(items: usize, job: &(dyn Fn(usize, usize) + Sync)) -> Result<(), JobPanicked> {
+    let _flush = FlushDenormals::new();
+    let before = IN_ITEM.replace(true);
+    let result = catch_unwind(AssertUnwindSafe(|| (0..items).for_each(|item| job(0, item))));
+    IN_ITEM.set(before);
+    result.map_err(|_| JobPanicked)
+}
+
 impl State {
-    /// Waits until every share is done.
-    fn wait(&self) {
-        let mut spins = 0u32;
-        while self.running.load(Ordering::Acquire) > 0 {
-            if spins < SPINS_BEFORE_YIELD {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
+    /// Runs items of the present job as long as there are any; returns how many.
+    fn run_share(&self, thread: usize) -> u32 {
+        let Some(mut item) = self.shares.take(thread) else { return 0 };
+        // SAFETY: an item was taken, so the cell holds its job, and `run_items` keeps that alive until the item is done, which
+        // is counted below.
+        let job = unsafe { (*self.job.get()).map(|job| &*job) };
+        let mut done = 1;
+        IN_ITEM.set(true);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let Some(job) = job else { return };
+            loop {
+                job(thread, item);
+                let Some(next) = self.shares.take(thread) else { return };
+                (item, done) = (next, done + 1);
+            }
+        }));
+        IN_ITEM.set(false);
+        if result.is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+            // The results are incomplete whatever becomes of the rest.
+            while self.shares.take(thread).is_some() {
+                done += 1;
             }
         }
+        self.open.0.fetch_sub(done as usize, Ordering::Release);
+        done
     }
 
-    /// Runs share `share` (from 1) of the job of `epoch`, unless somebody has begun it.
-    fn run_share(&self, epoch: u32, share: usize, runner: Runner) {
-        let begun = &self.begun[share - 1];
-        if begun.compare_exchange(epoch.wrapping_sub(1), epoch, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            return;
+    /// Waits until every item is done; whether that took any time.
+    fn wait(&self) -> bool {
+        let mut spins = 0u32;
+        while self.open.0.load(Ordering::Acquire) > 0 {
+            spins += 1;
+            pause(spins);
         }
-        // SAFETY: every share is begun once in each epoch, so this one belongs to the job that was published with `epoch`;
-        // `run` keeps it alive until `running` is 0, which needs this share.
-        let result = unsafe { (*self.job.get()).map(|job| catch_unwind(AssertUnwindSafe(|| (*job)(share)))) };
-        if matches!(result, Some(Err(_))) {
-            self.panicked.store(true, Ordering::Relaxed);
+        spins > 0
+    }
+
+    /// Whether `worker` has something to look at that came after epoch `seen`.
+    fn calls(&self, worker: usize, seen: u32) -> bool {
+        let raised = self.epoch.0.load(Ordering::SeqCst) != seen;
+        raised && (worker < self.active.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed))
+    }
+
+    /// Waits until the epoch differs from `seen`; returns it.
+    fn next_epoch(&self, worker: usize, seen: u32) -> u32 {
+        for spins in 1..=SPINS_BEFORE_PARK {
+            let epoch = self.epoch.0.load(Ordering::Acquire);
+            if epoch != seen {
+                if self.calls(worker, seen) {
+                    return epoch;
+                }
+                // Left out.
+                break;
+            }
+            pause(spins);
         }
-        if runner == Runner::Worker {
-            // 2^64 nanoseconds are 584 years.
-            self.ended_ns.store(self.start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let asleep = &self.asleep[worker - 1].0;
+        asleep.store(true, Ordering::SeqCst);
+        while !self.calls(worker, seen) {
+            std::thread::park();
         }
-        self.running.fetch_sub(1, Ordering::Release);
+        asleep.store(false, Ordering::Relaxed);
+        self.epoch.0.load(Ordering::Acquire)
+    }
+}
+
+/// One turn of a waiting loop.
+fn pause(spins: u32) {
+    if spins.is_multiple_of(SPINS_BEFORE_YIELD) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::Relaxed);
-        self.state.epoch.fetch_add(1, Ordering::SeqCst);
-        {
-            let _guard = self.state.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.state.wake.notify_all();
-        }
+        self.state.epoch.0.fetch_add(1, Ordering::SeqCst);
+        self.workers.iter().map(JoinHandle::thread).for_each(Thread::unpark);
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its jobs, so this cannot fail; there is nothing to do if it does.
             let _ = worker.join();
@@ -265,39 +345,24 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-fn work(state: &State, index: usize) {
+fn work(state: &State, worker: usize) {
     let _flush = FlushDenormals::new();
-    let mut seen = 0;
+    let (mut seen, mut ran, mut yielded) = (0, Instant::now(), Instant::now());
     loop {
-        seen = next_epoch(state, seen);
+        seen = state.next_epoch(worker, seen);
         if state.stop.load(Ordering::Relaxed) {
             return;
         }
-        state.run_share(seen, index, Runner::Worker);
-    }
-}
-
-/// Waits until the epoch differs from `seen`; returns it.
-fn next_epoch(state: &State, seen: u32) -> u32 {
-    for _ in 0..SPINS_BEFORE_PARK {
-        let epoch = state.epoch.load(Ordering::Acquire);
-        if epoch != seen {
-            return epoch;
+        if ran - yielded > YIELD_AFTER {
+            std::thread::yield_now();
+            yielded = ran;
         }
-        std::hint::spin_loop();
-    }
-    let mut guard = state.lock.lock().unwrap_or_else(PoisonError::into_inner);
-    state.sleepers.fetch_add(1, Ordering::SeqCst);
-    let epoch = loop {
-        let epoch = state.epoch.load(Ordering::SeqCst);
-        if epoch != seen {
-            break epoch;
+        if state.run_share(worker) > 0 {
+            ran = Instant::now();
+            // 2^64 nanoseconds are 584 years.
+            state.ended_ns.0.store((ran - state.start).as_nanos() as u64, Ordering::Relaxed);
         }
-        guard = state.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
-    };
-    state.sleepers.fetch_sub(1, Ordering::SeqCst);
-    drop(guard);
-    epoch
+    }
 }
 
 /// While it lives, this thread's f32 arithmetic flushes denormals to zero (x86-64: FTZ and DAZ; elsewhere no effect).
@@ -360,51 +425,134 @@ mod mxcsr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn counters(len: usize) -> Vec<AtomicUsize> {
+        (0..len).map(|_| AtomicUsize::new(0)).collect()
+    }
+
+    fn all_are(counts: &[AtomicUsize], wanted: usize) -> bool {
+        counts.iter().all(|count| count.load(Ordering::Relaxed) == wanted)
+    }
 
     #[test]
     fn every_share_of_every_job_runs_once() {
         for threads in [1, 2, 3, 5] {
             let pool = Pool::new(threads).unwrap();
             assert_eq!(pool.threads(), threads);
-            let counts: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            let counts = counters(threads);
             for _ in 0..2000 {
-                pool.run(&|thread| {
-                    counts[thread].fetch_add(1, Ordering::Relaxed);
+                pool.run(&|share| {
+                    counts[share].fetch_add(1, Ordering::Relaxed);
                 })
                 .unwrap();
             }
-            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2000));
+            assert!(all_are(&counts, 2000));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(50))]
+
+        /// Jobs of any sizes follow each other; each writes what the next one reads.
+        #[test]
+        fn every_item_of_every_job_runs_once(
+            threads in 1..6usize,
+            left_out in 0..6usize,
+            jobs in prop::collection::vec(prop_oneof![0..4usize, 0..300usize], 1..200),
+        ) {
+            let pool = Pool::new(threads).unwrap();
+            pool.turn.lock().unwrap().active = threads.saturating_sub(left_out).max(1);
+            let mut before = 0;
+            for items in jobs {
+                let counts = counters(items);
+                let sum = AtomicUsize::new(before);
+                let busy: Vec<AtomicBool> = (0..threads).map(|_| AtomicBool::new(false)).collect();
+                pool.run_items(items, &|thread, item| {
+                    assert!(!busy[thread].swap(true, Ordering::Relaxed), "one item of a thread at a time");
+                    counts[item].fetch_add(1, Ordering::Relaxed);
+                    sum.fetch_add(item, Ordering::Relaxed);
+                    busy[thread].store(false, Ordering::Relaxed);
+                })
+                .unwrap();
+                prop_assert!(all_are(&counts, 1));
+                let after = sum.into_inner();
+                prop_assert_eq!(after, before + items * items.saturating_sub(1) / 2);
+                before = after;
+            }
         }
     }
 
     #[test]
-    fn long_waits_make_the_caller_work_alone_for_a_while() {
-        let mut pace = Pace::new();
+    fn the_caller_goes_on_with_what_nobody_began() {
+        let pool = Pool::new(2).unwrap();
+        let (done, held) = (AtomicUsize::new(0), AtomicBool::new(false));
+        // Once the worker has an item it has no core until all the others are done.
+        pool.run_items(1000, &|thread, _| {
+            if thread == 1 {
+                held.store(true, Ordering::Release);
+                while done.load(Ordering::Acquire) < 999 {
+                    std::thread::yield_now();
+                }
+            } else {
+                // The caller leaves some for the worker.
+                while done.load(Ordering::Relaxed) == 500 && !held.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+            }
+            done.fetch_add(1, Ordering::Release);
+        })
+        .unwrap();
+        assert_eq!(done.into_inner(), 1000);
+    }
+
+    #[test]
+    fn items_of_one_thread_are_in_order() {
+        let pool = Pool::new(1).unwrap();
+        let order = Mutex::new(Vec::new());
+        pool.run_items(100, &|thread, item| {
+            assert_eq!(thread, 0);
+            order.lock().unwrap().push(item);
+        })
+        .unwrap();
+        assert!(order.into_inner().unwrap().into_iter().eq(0..100));
+    }
+
+    #[test]
+    fn long_waits_leave_a_thread_out_for_a_while() {
+        let mut pace = Pace::new(3);
         let mut now = Instant::now();
-        for alone_for in [ALONE, 2 * ALONE, 4 * ALONE] {
-            assert!(!pace.alone(now));
+        for left_out in [LEFT_OUT, 2 * LEFT_OUT, 4 * LEFT_OUT] {
+            assert_eq!(pace.active(now), 3);
             pace.count(now, LOOK / 2, LOOK / 2);
-            assert!(!pace.alone(now), "not long enough to tell");
+            assert_eq!(pace.active(now), 3, "not long enough to tell");
             pace.count(now, LOOK / 2, LOOK / 2);
-            assert!(pace.alone(now) && pace.alone(now + alone_for - LOOK));
-            now += alone_for;
+            assert_eq!(pace.active(now), 2);
+            pace.count(now, LOOK, Duration::ZERO);
+            assert_eq!(pace.active(now + left_out - LOOK), 2);
+            now += left_out;
         }
         for _ in 0..10 {
+            assert_eq!(pace.active(now), 3);
             pace.count(now, LOOK, LOOK / 10);
-            assert!(!pace.alone(now), "short waits do not count");
         }
         pace.count(now, LOOK, LOOK);
-        assert!(pace.alone(now) && !pace.alone(now + ALONE), "and one look without them starts anew");
-        for _ in 0..20 {
-            pace.count(now, LOOK, LOOK);
+        pace.count(now, LOOK, LOOK);
+        pace.count(now, LOOK, LOOK);
+        assert_eq!(pace.active(now), 1, "one after the other, and never the caller");
+        for wanted in [2, 3] {
+            now += LEFT_OUT_MAX;
+            assert_eq!(pace.active(now), wanted, "they come back one after the other");
         }
-        assert!(!pace.alone(now + ALONE_MAX));
+        pace.count(now, LOOK, Duration::ZERO);
+        pace.count(now, LOOK, LOOK);
+        assert_eq!((pace.active(now), pace.active(now + LEFT_OUT)), (2, 3), "one look without waits starts anew");
     }
 
     #[test]
     fn a_job_done_alone_has_all_its_shares() {
         let pool = Pool::new(3).unwrap();
-        pool.turn.lock().unwrap().alone_until = Instant::now().checked_add(Duration::from_secs(3600));
+        pool.turn.lock().unwrap().active = 1;
         let caller = std::thread::current().id();
         let shares = Mutex::new(Vec::new());
         pool.run(&|share| {
@@ -417,26 +565,110 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_is_left_out_sleeps() {
+        let pool = Pool::new(3).unwrap();
+        {
+            let mut pace = pool.turn.lock().unwrap();
+            (pace.active, pace.more_at) = (2, Instant::now().checked_add(Duration::from_secs(3600)));
+        }
+        let is_asleep = |worker: usize| pool.state.asleep[worker - 1].0.load(Ordering::SeqCst);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !is_asleep(2) && Instant::now() < until {
+            pool.run_items(100, &|thread, _| assert!(thread < 2)).unwrap();
+        }
+        assert!(is_asleep(2));
+        for _ in 0..1000 {
+            pool.run_items(100, &|thread, _| assert!(thread < 2)).unwrap();
+        }
+        pool.turn.lock().unwrap().more_at = Some(Instant::now());
+        // Nobody can leave before all three are there.
+        let there = counters(3);
+        pool.run_items(3, &|thread, _| {
+            there[thread].fetch_add(1, Ordering::Relaxed);
+            while there.iter().any(|count| count.load(Ordering::Relaxed) == 0) {
+                std::thread::yield_now();
+            }
+        })
+        .unwrap();
+        assert!(all_are(&there, 1));
+    }
+
+    #[test]
     fn parked_workers_wake_up() {
         let pool = Pool::new(2).unwrap();
-        let count = AtomicUsize::new(0);
         for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(30));
-            pool.run(&|_| {
-                count.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(30));
+            let there = counters(2);
+            pool.run_items(2, &|thread, _| {
+                there[thread].fetch_add(1, Ordering::Relaxed);
+                while there.iter().any(|count| count.load(Ordering::Relaxed) == 0) {
+                    std::thread::yield_now();
+                }
             })
             .unwrap();
+            assert!(all_are(&there, 1));
         }
-        assert_eq!(count.load(Ordering::Relaxed), 6);
     }
 
     #[test]
     fn a_panic_on_any_thread_is_an_error_and_the_pool_lives_on() {
         let pool = Pool::new(3).unwrap();
         for bad in 0..3 {
-            assert_eq!(pool.run(&|thread| assert!(thread != bad)), Err(JobPanicked));
+            assert_eq!(pool.run(&|share| assert!(share != bad)), Err(JobPanicked));
             assert_eq!(pool.run(&|_| ()), Ok(()));
         }
+        for bad in [0, 1, 50, 98, 99] {
+            assert_eq!(pool.run_items(100, &|_, item| assert!(item != bad)), Err(JobPanicked));
+            let counts = counters(100);
+            let count = |_: usize, item: usize| {
+                counts[item].fetch_add(1, Ordering::Relaxed);
+            };
+            assert_eq!(pool.run_items(100, &count), Ok(()));
+            assert!(all_are(&counts, 1));
+        }
+        assert_eq!(pool.run_items(100, &|_, _| panic!("every item")), Err(JobPanicked));
+        assert_eq!(pool.run_items(100, &|_, _| ()), Ok(()));
+    }
+
+    #[test]
+    fn a_job_inside_an_item_is_done_there() {
+        let (pool, other) = (Pool::new(3).unwrap(), Pool::new(2).unwrap());
+        let counts = counters(10);
+        let inner = |_: usize, item: usize| {
+            counts[item].fetch_add(1, Ordering::Relaxed);
+        };
+        pool.run_items(100, &|_, item| {
+            let runner = std::thread::current().id();
+            let pool = if item % 2 == 0 { &pool } else { &other };
+            pool.run_items(10, &|thread, item| {
+                assert_eq!((thread, std::thread::current().id()), (0, runner));
+                inner(thread, item);
+            })
+            .unwrap();
+        })
+        .unwrap();
+        assert!(all_are(&counts, 100));
+        let nested = pool.run_items(4, &|_, _| assert_eq!(pool.run(&|_| panic!("inside")), Err(JobPanicked)));
+        assert_eq!(nested, Ok(()), "and its panics stay there");
+    }
+
+    #[test]
+    fn callers_of_one_pool_take_turns() {
+        let pool = Pool::new(3).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for items in 0..500 {
+                        let counts = counters(items);
+                        pool.run_items(items, &|_, item| {
+                            counts[item].fetch_add(1, Ordering::Relaxed);
+                        })
+                        .unwrap();
+                        assert!(all_are(&counts, 1));
+                    }
+                });
+            }
+        });
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -173,8 +173,8 @@ fn hosting(host: &Host, args: &ServeArgs, settings: &WorkerSettings) -> Result<H
         let settings = settings.clone();
         let run = move |socket: std::os::unix::net::UnixStream| {
             let loader = WorkerLoader { host: host.clone(), settings: settings.clone() };
-            match socket.try_clone() {
-                Ok(reader) => end(worker::serve(reader, socket, &mut { loader })),
+            match worker::halves(socket) {
+                Ok((orders, reports)) => end(worker::serve(orders, reports, &mut { loader })),
                 Err(error) => complain(format_args!("npuhal: the worker's socket: {error}")),
             }
         };
@@ -204,9 +204,9 @@ pub(crate) fn work(host: &Host, settings: &str) -> Result<(), CliError> {
         tracing::warn!(%error, "a signal ends the worker in the middle of its work");
     }
     let socket = npuhal_server::worker::socket_of_stdin().map_err(CliError::Input)?;
-    let reader = socket.try_clone().map_err(CliError::Input)?;
+    let (orders, reports) = worker::halves(socket).map_err(CliError::Input)?;
     let mut loader = WorkerLoader { host: settings.host(host), settings };
-    Ok(worker::serve(reader, socket, &mut loader)?)
+    Ok(worker::serve(orders, reports, &mut loader)?)
 }
 
 fn read_settings(settings: &str) -> Result<WorkerSettings, CliError> {

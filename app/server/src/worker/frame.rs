@@ -12,14 +12,35 @@ pub const MAX_FRAME_BYTES: u32 = 512 << 20;
 const USUAL_FRAME_BYTES: usize = 16 << 10;
 
 fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
-    let mut frame = vec![0; 4];
-    serde_json::to_writer(&mut frame, message)?;
-    let length = u32::try_from(frame.len() - 4).ok().filter(|&length| length <= MAX_FRAME_BYTES);
-    let length = length.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("a message of {} bytes between processes", frame.len()))
-    })?;
-    frame[..4].copy_from_slice(&length.to_le_bytes());
+    let mut frame = Vec::new();
+    append(&mut frame, message)?;
     Ok(frame)
+}
+
+/// Puts one message behind those in `frames`, which may then be written together.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] for a message above [`MAX_FRAME_BYTES`]; `frames` is as before.
+pub(crate) fn append<T: Serialize>(frames: &mut Vec<u8>, message: &T) -> io::Result<()> {
+    let start = frames.len();
+    frames.extend_from_slice(&[0; 4]);
+    let written = serde_json::to_writer(&mut *frames, message).map_err(io::Error::from).and_then(|()| {
+        let bytes = frames.len() - start - 4;
+        let length = u32::try_from(bytes).ok().filter(|&length| length <= MAX_FRAME_BYTES);
+        length.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("a message of {bytes} bytes between processes"))
+        })
+    });
+    match written {
+        Ok(length) => {
+            frames[start..start + 4].copy_from_slice(&length.to_le_bytes());
+            Ok(())
+        }
+        Err(error) => {
+            frames.truncate(start);
+            Err(error)
+        }
+    }
 }
 
 fn checked_length(prefix: [u8; 4]) -> io::Result<usize> {
@@ -99,6 +120,27 @@ mod tests {
         write(&mut bytes, &Order::Ping { number: 7 }).unwrap();
         write(&mut bytes, &Order::Quit).unwrap();
         let mut reader = bytes.as_slice();
+        assert_eq!(read::<Order>(&mut reader).unwrap(), Some(Order::Ping { number: 7 }));
+        assert_eq!(read::<Order>(&mut reader).unwrap(), Some(Order::Quit));
+        assert_eq!(read::<Order>(&mut reader).unwrap(), None);
+    }
+
+    #[test]
+    fn several_frames_go_together_and_a_bad_one_leaves_nothing() {
+        /// Cannot be written.
+        struct Bad;
+        impl Serialize for Bad {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                Err(serde::ser::Error::custom("bad"))
+            }
+        }
+        let mut frames = Vec::new();
+        append(&mut frames, &Order::Ping { number: 7 }).unwrap();
+        let before = frames.clone();
+        append(&mut frames, &(Order::Quit, Bad)).unwrap_err();
+        assert_eq!(frames, before);
+        append(&mut frames, &Order::Quit).unwrap();
+        let mut reader = frames.as_slice();
         assert_eq!(read::<Order>(&mut reader).unwrap(), Some(Order::Ping { number: 7 }));
         assert_eq!(read::<Order>(&mut reader).unwrap(), Some(Order::Quit));
         assert_eq!(read::<Order>(&mut reader).unwrap(), None);

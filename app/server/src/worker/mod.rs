@@ -14,6 +14,8 @@ use npuhal_core::stage::{Control, Session};
 use npuhal_models::Tokenizer;
 use npuhal_models::prompter::{PromptError, Prompter};
 use npuhal_models::window::Overflow;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -74,6 +76,33 @@ pub fn socket_of_stdin() -> io::Result<UnixStream> {
     // A terminal or a pipe is no socket.
     socket.local_addr()?;
     Ok(socket)
+}
+
+/// The two halves of a worker's socket: orders come in, reports go out.
+///
+/// # Errors
+/// Where the process has no descriptor left.
+pub fn halves(socket: UnixStream) -> io::Result<(OrderReader, UnixStream)> {
+    Ok((OrderReader(socket.try_clone()?), socket))
+}
+
+/// Reads from a worker's socket. It waits for what arrives alone: a plain read is also woken each time the parent takes in a
+/// report, that is once a token.
+#[derive(Debug)]
+pub struct OrderReader(UnixStream);
+
+impl Read for OrderReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut wanted = [PollFd::new(&self.0, PollFlags::IN)];
+        loop {
+            match poll(&mut wanted, None) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.0.read(buffer)
+    }
 }
 
 /// Runs a worker until it is told to end or its parent goes away.
@@ -162,6 +191,13 @@ impl Reports {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         frame::write(&mut *writer, report)
     }
+
+    /// Sends whole frames.
+    fn send_frames(&self, frames: &[u8]) -> io::Result<()> {
+        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.write_all(frames)?;
+        writer.flush()
+    }
 }
 
 /// Jobs that wait or run, and when the running one last took a step.
@@ -223,3 +259,26 @@ impl Running {
 
 /// The queue between the two threads.
 type Queue = Receiver<Accepted>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_come_through_beside_reports_and_their_end_is_seen() {
+        let (mut parent, worker) = UnixStream::pair().unwrap();
+        let (mut orders, reports) = halves(worker).unwrap();
+        let reports = Reports::new(reports);
+        let parent = std::thread::spawn(move || {
+            for number in 0..100 {
+                frame::write(&mut parent, &Order::Ping { number }).unwrap();
+                let report = frame::read::<Report>(&mut parent).unwrap();
+                assert_eq!(report, Some(Report::Pong { number, stalled_ms: None }));
+            }
+        });
+        while let Some(Order::Ping { number }) = frame::read(&mut orders).unwrap() {
+            reports.send(&Report::Pong { number, stalled_ms: None }).unwrap();
+        }
+        parent.join().unwrap();
+    }
+}

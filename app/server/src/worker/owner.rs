@@ -2,7 +2,7 @@
 //!
 //! Each choice of a job is a request of its own, so that several run side by side where the device holds several sequences.
 
-use super::{Accepted, Loaded, Queue, Reports, Running};
+use super::{Accepted, Loaded, Queue, Reports, Running, frame};
 use crate::job::{Job, JobEvent, JobFailure, JobId, JobInput, PromptLoss, Report};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Control, Session, TokenId};
@@ -14,7 +14,7 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::thinking::{Thinking, opens_thoughts};
 use npuhal_models::window::{Overflow, PromptTruncation, Truncation};
 use npuhal_models::{ControlTokens, Specials, Tokenizer};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -26,7 +26,8 @@ const TAIL_IDS: usize = 16;
 pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
     let Loaded { session, tokenizer, prompter, overflow, .. } = loaded;
     let context_lost = Cell::new(false);
-    let desk = Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports, context_lost };
+    let frames = RefCell::new(Vec::new());
+    let desk = Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports, frames, context_lost };
     match session {
         Session::Stepper(stepper) => desk.run_batch(Batch::new(stepper, &tokenizer), queue),
         generator => desk.run_generator(TextGenerator::new(generator), queue),
@@ -40,6 +41,8 @@ struct Desk<'a> {
     overflow: Overflow,
     running: &'a Running,
     reports: &'a Reports,
+    /// Reports on their way out: those of a step go together, so that the parent is woken once.
+    frames: RefCell<Vec<u8>>,
     /// Whether a job has cost the device its context, and no later one has run.
     context_lost: Cell<bool>,
 }
@@ -51,18 +54,30 @@ struct Open {
 }
 
 impl Desk<'_> {
-    fn send(&self, id: JobId, event: JobEvent) -> io::Result<()> {
-        self.reports.send(&Report::Event { id, event })
+    /// Puts a report among those that the next flush sends.
+    fn put(&self, id: JobId, event: JobEvent) -> io::Result<()> {
+        frame::append(&mut self.frames.borrow_mut(), &Report::Event { id, event })
+    }
+
+    /// Sends what was put.
+    fn flush(&self) -> io::Result<()> {
+        let mut frames = self.frames.borrow_mut();
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let sent = self.reports.send_frames(&frames);
+        frames.clear();
+        sent
     }
 
     fn end(&self, id: JobId, event: JobEvent) -> io::Result<()> {
         self.running.remove(id);
-        self.send(id, event)
+        self.put(id, event)
     }
 
     /// The device has computed something for the job: it has a context.
     fn device_answers(&self, id: JobId) -> io::Result<()> {
-        if self.context_lost.replace(false) { self.send(id, JobEvent::ContextRebuilt) } else { Ok(()) }
+        if self.context_lost.replace(false) { self.put(id, JobEvent::ContextRebuilt) } else { Ok(()) }
     }
 
     /// What the parent is told of `error`.
@@ -87,6 +102,7 @@ impl Desk<'_> {
             while let Ok(accepted) = queue.try_recv() {
                 self.submit(&mut batch, accepted, &mut choices, &mut open)?;
             }
+            self.flush()?;
             self.running.stepped();
             let positions = batch.positions();
             let mut sent = Ok(());
@@ -102,6 +118,7 @@ impl Desk<'_> {
                 if sent.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             });
             sent?;
+            self.flush()?;
         }
     }
 
@@ -134,7 +151,7 @@ impl Desk<'_> {
             }
         }
         open.insert(id, Open { control, choices: job.choices });
-        self.send(id, JobEvent::Started { prompt_tokens, truncation })
+        self.put(id, JobEvent::Started { prompt_tokens, truncation })
     }
 
     fn tell(
@@ -148,14 +165,14 @@ impl Desk<'_> {
         match event {
             BatchEvent::Prefill { done, total } => {
                 self.device_answers(id)?;
-                self.send(id, JobEvent::Prefill { done, total })
+                self.put(id, JobEvent::Prefill { done, total })
             }
             BatchEvent::Piece(piece) => {
                 self.device_answers(id)?;
-                self.send(id, piece_event(choice, piece))
+                self.put(id, piece_event(choice, piece))
             }
             BatchEvent::Ended(generation) => {
-                self.send(id, ended_event(choice, *generation))?;
+                self.put(id, ended_event(choice, *generation))?;
                 match open.get_mut(&id) {
                     Some(job) if job.choices > 1 => {
                         job.choices -= 1;
@@ -185,6 +202,7 @@ impl Desk<'_> {
             let end = self.answer(&mut generator, id, &job, &control)?;
             self.running.rested();
             self.end(id, end)?;
+            self.flush()?;
         }
         Ok(())
     }
@@ -195,7 +213,8 @@ impl Desk<'_> {
             Ok(request) => request,
             Err(failure) => return Ok(JobEvent::Failed(failure)),
         };
-        self.send(id, JobEvent::Started { prompt_tokens: request.prompt.len(), truncation })?;
+        self.put(id, JobEvent::Started { prompt_tokens: request.prompt.len(), truncation })?;
+        self.flush()?;
         let mut choices = Choices { desk: self, id, sent: Ok(()) };
         let done = generator.generate_choices(&request, job.choices as usize, self.tokenizer, &mut choices, control);
         choices.sent?;
@@ -281,7 +300,9 @@ impl Choices<'_, '_> {
     fn send(&mut self, event: JobEvent) {
         self.desk.running.stepped();
         if self.sent.is_ok() {
-            self.sent = self.desk.device_answers(self.id).and_then(|()| self.desk.send(self.id, event));
+            let desk = self.desk;
+            self.sent =
+                desk.device_answers(self.id).and_then(|()| desk.put(self.id, event)).and_then(|()| desk.flush());
         }
     }
 }

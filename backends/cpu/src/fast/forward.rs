@@ -320,8 +320,9 @@ fn for_rows(pool: &Pool, rows: usize, work: &(dyn Fn(usize) + Sync)) -> Result<(
         work(0);
         return Ok(());
     }
-    let threads = pool.threads();
-    pool.run(&|thread| (rows * thread / threads..rows * (thread + 1) / threads).for_each(work))
+    // Work for at least a microsecond or two.
+    let block = rows.div_ceil(8 * pool.threads()).max(2);
+    pool.run_items(rows.div_ceil(block), &|_, item| (item * block..rows.min((item + 1) * block)).for_each(work))
 }
 
 /// `normed = rms_norm(x)`, and its input forms.

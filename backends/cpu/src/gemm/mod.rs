@@ -14,7 +14,6 @@ use crate::activations::{Activations, ByteBlock, Forms, Precision, WideBlock};
 use crate::memory::{Scratch, Shared};
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
-use crate::shares::Shares;
 use crate::table::KernelTable;
 use npuhal_models::WeightType;
 
@@ -42,7 +41,7 @@ pub struct PanelJob<'a> {
     pub(crate) out: *mut f32,
     /// Elements between the results of two input rows.
     pub(crate) stride: usize,
-    /// Where this thread's next panel lies; empty for the last one. A hint.
+    /// Where this thread's next panel probably lies; empty for the last one. A hint.
     pub(crate) following: &'a [u8],
 }
 
@@ -58,11 +57,10 @@ pub fn forms(weight_type: WeightType, precision: Precision) -> Forms {
     }
 }
 
-/// Unpacked panels, one for each thread, and who takes which next.
+/// Unpacked panels, one for each thread.
 #[derive(Debug, Default)]
 pub struct Panels {
     scratch: Vec<Scratch>,
-    shares: Shares,
 }
 
 impl Panels {
@@ -106,36 +104,30 @@ pub fn run<const N: usize>(
     let scratch = Shared::new(&mut panels.scratch);
     let total: usize = matrices.iter().map(|matrix| matrix.rows().div_ceil(PANEL_ROWS)).sum();
     // A matrix has at most 2^24 rows (`crate::config`).
-    panels.shares.reset(total as u32, pool.threads());
-    let shares = &panels.shares;
-    pool.run(&|thread| {
+    pool.run_items(total, &|thread, panel| {
         // SAFETY: one scratch a thread.
         let scratch = unsafe { &mut scratch.slice(thread, 1)[0] }.get_mut::<u8>(scratch_bytes);
-        let mut next = shares.take(thread);
-        while let Some(panel) = next {
-            next = shares.take(thread);
-            let (matrix, out, index) = place(&matrices, &outs, panel);
-            let row = index * PANEL_ROWS;
-            let job = PanelJob {
-                weight_type: matrix.weight_type(),
-                groups: matrix.group(2 * index).as_ptr(),
-                group_bytes: matrix.group_bytes(),
-                rows: PANEL_ROWS.min(matrix.rows() - row),
-                cols: matrix.cols(),
-                tokens: input.rows(),
-                wide: input.wide().as_ptr(),
-                byte: input.byte().as_ptr(),
-                dense: input.dense().as_ptr(),
-                // SAFETY: `row` is a row of the matrix, so inside the output.
-                out: unsafe { out.ptr().add(row) },
-                stride: matrix.rows(),
-                following: next.map_or(&[], |following| panel_bytes(&matrices, &outs, following)),
-            };
-            let byte = forms(matrix.weight_type(), precision).byte;
-            let kernels = if byte { table.byte_panel } else { table.panel };
-            // SAFETY: lengths and forms were checked; each panel, so each set of rows, is taken once.
-            unsafe { kernels(matrix.weight_type())(&job, scratch) };
-        }
+        let (matrix, out, index) = place(&matrices, &outs, panel);
+        let row = index * PANEL_ROWS;
+        let job = PanelJob {
+            weight_type: matrix.weight_type(),
+            groups: matrix.group(2 * index).as_ptr(),
+            group_bytes: matrix.group_bytes(),
+            rows: PANEL_ROWS.min(matrix.rows() - row),
+            cols: matrix.cols(),
+            tokens: input.rows(),
+            wide: input.wide().as_ptr(),
+            byte: input.byte().as_ptr(),
+            dense: input.dense().as_ptr(),
+            // SAFETY: `row` is a row of the matrix, so inside the output.
+            out: unsafe { out.ptr().add(row) },
+            stride: matrix.rows(),
+            following: if panel + 1 < total { panel_bytes(&matrices, &outs, panel + 1) } else { &[] },
+        };
+        let byte = forms(matrix.weight_type(), precision).byte;
+        let kernels = if byte { table.byte_panel } else { table.panel };
+        // SAFETY: lengths and forms were checked; each panel, so each set of rows, is taken once.
+        unsafe { kernels(matrix.weight_type())(&job, scratch) };
     })
 }
 

@@ -20,6 +20,10 @@ use std::ops::Range;
 pub const FEW_ROWS: usize = 8;
 /// Bytes of weights that several input rows share before the next part.
 const PART_BYTES: usize = 64 << 10;
+/// Items of a thread in a product, where that makes them neither smaller nor larger than the bounds: a thread without a core
+/// holds the others up for less than an item, and each costs some tens of nanoseconds.
+const ITEMS_PER_THREAD: usize = 8;
+const ITEM_BYTES: Range<usize> = 16 << 10..128 << 10;
 
 /// What a GEMV kernel works on: `count` groups that follow each other, and one input row.
 #[derive(Debug)]
@@ -50,8 +54,8 @@ pub fn forms(weight_type: WeightType, precision: Precision) -> Forms {
     }
 }
 
-/// Several matrices times the rows of `input`; matrix `i` writes `outs[i]`, input row after input row. Each thread takes one
-/// contiguous part of all groups, by bytes, so that it reads one sequential stream.
+/// Several matrices times the rows of `input`; matrix `i` writes `outs[i]`, input row after input row. The groups of all are
+/// cut by bytes into items; a thread's items follow each other, so that it reads one sequential stream.
 ///
 /// # Errors
 /// [`JobPanicked`].
@@ -74,9 +78,9 @@ pub fn run<const N: usize>(
     }
     let outs = outs.map(Shared::new);
     let total: usize = matrices.iter().map(|matrix| matrix.bytes().len()).sum();
-    let threads = pool.threads();
-    pool.run(&|thread| {
-        let share = total * thread / threads..total * (thread + 1) / threads;
+    let item_bytes = (total / (ITEMS_PER_THREAD * pool.threads())).clamp(ITEM_BYTES.start, ITEM_BYTES.end);
+    pool.run_items(total.div_ceil(item_bytes), &|_, item| {
+        let share = item * item_bytes..total.min((item + 1) * item_bytes);
         let mut before = 0;
         for (matrix, out) in matrices.iter().zip(&outs) {
             let groups = groups_within(matrix, before, &share);
@@ -86,7 +90,7 @@ pub fn run<const N: usize>(
                 for first in groups.clone().step_by(part) {
                     for row in 0..input.rows() {
                         let part = first..groups.end.min(first + part);
-                        // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
+                        // SAFETY: lengths and forms were checked; items are disjoint, so are the rows of their groups.
                         unsafe { run_groups(table, matrix, part, input, row, *out) };
                     }
                 }
