@@ -4,7 +4,7 @@ use crate::addon::{AddonError, AddonReport};
 use crate::cost::DeviceCost;
 use crate::extension::{Command, CommandEntry, Encoder, EncoderEntry, ExtensionError};
 use crate::factory::{DeviceFactory, Unavailable};
-use crate::options::Options;
+use crate::options::{Numerics, Options};
 use crate::parity::Tolerance;
 use crate::route::{ANY_MODEL_TYPE, Fitness, Host, OpenRequest, Route, RouteError, SegmentRequest, Service};
 use crate::span::SegmentSpan;
@@ -536,6 +536,10 @@ impl Route for StaticRoute {
 
     fn tolerance(&self, model: &ModelSource, options: &Options) -> Tolerance {
         self.0.tolerance(model, options)
+    }
+
+    fn twin_tolerance(&self, model: &ModelSource, options: &Options, twin: Numerics) -> Option<Tolerance> {
+        self.0.twin_tolerance(model, options, twin)
     }
 
     fn cost(&self, model: &ModelSource, device: &DeviceCard, options: &Options) -> Option<DeviceCost> {

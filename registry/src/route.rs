@@ -1,7 +1,7 @@
 //! Routes: ways to run a model.
 
 use crate::cost::DeviceCost;
-use crate::options::Options;
+use crate::options::{Numerics, Options};
 use crate::parity::Tolerance;
 use crate::span::{SegmentSpan, SpanError};
 use crate::uri::DeviceUri;
@@ -74,6 +74,13 @@ pub trait Route: Send + Sync {
     fn tolerance(&self, model: &ModelSource, options: &Options) -> Tolerance {
         let _ = (model, options);
         Tolerance::default()
+    }
+
+    /// How near its results are to those of `twin`, the CPU's arithmetic that rounds where it rounds; `None` where `twin` is not
+    /// its twin, or is that of another form of it.
+    fn twin_tolerance(&self, model: &ModelSource, options: &Options, twin: Numerics) -> Option<Tolerance> {
+        let _ = (model, options, twin);
+        None
     }
 
     /// What a decoded token would cost on `device`, for the planner of hybrid placements; `None` where nothing is known.

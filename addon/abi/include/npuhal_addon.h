@@ -63,7 +63,7 @@ typedef struct npuhal_text_sink {
 #define NPUHAL_STATUS_DEADLINE_PASSED 3
 /* The device's context is lost; the error sink says how. */
 #define NPUHAL_STATUS_LOST 4
-/* The add-on panicked, or is in an unknown state for another reason: the session is not called again. */
+/* The add-on panicked, or is in an unknown state for another reason: the session is not called again but to close it. */
 #define NPUHAL_STATUS_PANICKED 5
 
 /* Bits of npuhal_route_table.flags. */
@@ -452,7 +452,7 @@ typedef struct npuhal_session {
     const npuhal_stepper_table *stepper;
     /* Functions of a generator; lives as long as the session. */
     const npuhal_generator_table *generator;
-    /* Called once, last. May be null. */
+    /* Called once, last, also where the session broke: what cannot be freed then has to be left. May be null. */
     void (*close)(void *state);
 } npuhal_session;
 

@@ -83,7 +83,7 @@ pub mod status {
     pub const DEADLINE_PASSED: i32 = 3;
     /// The device's context is lost; the error sink says how.
     pub const LOST: i32 = 4;
-    /// The add-on panicked, or is in an unknown state for another reason: the session is not called again.
+    /// The add-on panicked, or is in an unknown state for another reason: the session is not called again but to close it.
     pub const PANICKED: i32 = 5;
 }
 
@@ -548,7 +548,7 @@ pub struct Session {
     pub stepper: *const StepperTable,
     /// Functions of a generator; lives as long as the session.
     pub generator: *const GeneratorTable,
-    /// Called once, last. May be null.
+    /// Called once, last, also where the session broke: what cannot be freed then has to be left. May be null.
     pub close: Option<unsafe extern "C" fn(state: *mut c_void)>,
 }
 

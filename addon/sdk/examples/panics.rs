@@ -17,6 +17,15 @@ fn panic_at(place: &str, options: &Options) {
     }
 }
 
+/// Thrown by the command; panics itself when it is dropped.
+struct Grenade;
+
+impl Drop for Grenade {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new(()));
+    }
+}
+
 impl Route for Panics {
     fn name(&self) -> &str {
         "panics"
@@ -27,7 +36,7 @@ impl Route for Panics {
     }
 
     fn option_keys(&self) -> &[&str] {
-        &["panic", "session"]
+        &["panic", "session", "witness"]
     }
 
     fn fitness(&self, model: &ModelSource, devices: &[DeviceCard], options: &Options) -> Fitness {
@@ -62,6 +71,9 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        if let Some(file) = self.options.route_options.get("witness") {
+            let _ = std::fs::write(file, "dropped");
+        }
         if !std::thread::panicking() {
             panic_at("drop", &self.options);
         }
@@ -153,6 +165,9 @@ impl Command for PanicCommand {
 
     fn run(&self, arguments: &[String], output: &mut dyn Write) -> Result<u8, ExtensionError> {
         write!(output, "{}", arguments.len())?;
+        if arguments.is_empty() {
+            std::panic::panic_any(Grenade);
+        }
         panic!("in the command")
     }
 }

@@ -38,7 +38,7 @@ fn library() -> &'static Path {
 struct Bed {
     registry: Registry,
     model: ModelSource,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Bed {
@@ -49,12 +49,22 @@ impl Bed {
         spec.build().write(&path).unwrap();
         let mut registry = Registry::collect(&["npuhal-cpu"]).unwrap();
         assert_eq!(registry.load_addons(&[library().to_owned()]), []);
-        Self { registry, model: ModelSource::open(&path).unwrap(), _folder: folder }
+        Self { registry, model: ModelSource::open(&path).unwrap(), folder }
+    }
+
+    fn witness(&self) -> PathBuf {
+        self.folder.path().join("witness")
+    }
+
+    /// Whether a session has been dropped on the other side since this was last asked.
+    fn is_dropped(&self) -> bool {
+        std::fs::remove_file(self.witness()).is_ok()
     }
 
     fn choose(&self, options: &[&str]) -> (Choice, Request) {
         let mut request = Request::default();
-        for option in options {
+        let witness = format!("witness={}", self.witness().display());
+        for option in options.iter().copied().chain([witness.as_str()]) {
             request.options.set_route_pair(option, &self.registry.option_keys()).unwrap();
         }
         (select(&self.registry, &self.model, &request).unwrap(), request)
@@ -120,16 +130,21 @@ fn panics_of_a_stepper_break_its_session_only() {
         assert!(message.contains(&format!("it panicked: at the {place}")), "{message}");
         let again = call(stepper.as_mut()).unwrap_err().to_string();
         assert!(again.contains("the session is broken since"), "{again}");
+        drop(stepper);
+        assert!(bed.is_dropped(), "after a panic at the {place}");
     }
     let mut stepper = bed.stepper(&["panic=truncate"]);
     assert_eq!(stepper.truncate(SequenceId(0), 3), 0);
     assert!(stepper.begin().is_err());
+    drop(stepper);
+    assert!(bed.is_dropped(), "after a panic at the truncation");
     for place in ["end", "drop"] {
         let mut stepper = bed.stepper(&[&format!("panic={place}")]);
         stepper.step(&[ROW], Want::Last, &mut logits, &Control::new()).unwrap();
         assert_eq!((logits.rows(), logits.width()), (1, bed.model.config().vocab_size));
         stepper.end();
     }
+    assert!(bed.is_dropped(), "a sound session");
     let message = bed.stepper(&[]).step(&[ROW], Want::Last, &mut logits, &Control::new()).unwrap_err().to_string();
     assert!(message.contains("wanted 266 logits, found 3"), "{message}");
 }
@@ -171,6 +186,8 @@ fn a_generator_speaks_and_its_panics_are_caught() {
     let mut generator = bed.generator(&["session=generator", "panic=generate"]);
     let message = generator.generate(&request, &mut |_| true, &Control::new()).unwrap_err().to_string();
     assert!(message.contains("it panicked: at the generate"), "{message}");
+    drop(generator);
+    assert!(bed.is_dropped(), "after a panic of the generation");
     // A panic of the host's own receiver goes round the library and on behind it.
     let mut generator = bed.generator(&["session=generator"]);
     let call = std::panic::AssertUnwindSafe(|| {
@@ -186,7 +203,9 @@ fn panics_of_commands_and_encoders_are_errors() {
     let command = &bed.registry.command("panic").unwrap().command;
     let message = command.run(&["a".to_owned(), "b".to_owned()], &mut output).unwrap_err().to_string();
     assert!(message.contains("it panicked: in the command"), "{message}");
-    assert_eq!(output, b"2");
+    let thrown = command.run(&[], &mut output).unwrap_err().to_string();
+    assert!(thrown.contains("it panicked: with a value that is no text"), "{thrown}");
+    assert_eq!(output, b"20");
     let encoder = &bed.registry.encoder("panic").unwrap().encoder;
     assert_eq!(encoder.encode("four").unwrap(), [4.0, 4.0]);
     for (text, wanted) in [("", "it panicked: in the encoder"), ("three", "a vector of 3 elements; wanted 2")] {

@@ -24,7 +24,7 @@ use npuhal_models::source::Format;
 use npuhal_models::{ModelConfig, ModelError, ModelSource};
 use npuhal_registry::{
     CostSource, Decline, DeviceCost, Fitness, Host, KernelOrigin, NpuLayers, Numerics, OpenRequest, Options, Reason,
-    Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass,
+    Route, RouteError, SegmentRequest, SegmentSpan, Service, SpeedClass, Tolerance,
 };
 use std::error::Error;
 use std::ops::Range;
@@ -38,6 +38,12 @@ pub const NAME: &str = "xdna1";
 const DISPATCH_SECONDS: f64 = 0.38e-3;
 /// Route that the CPU's parts come from.
 const CPU_ROUTE: &str = "cpu";
+
+/// With weights of 8 bits, as [`Tolerance::default`] was found: 1 - cosine is at most 0.0374, the error 4.28 of the root mean square,
+/// and the two highest logits 0.279 apart.
+const W8_TOLERANCE: Tolerance = Tolerance { cosine: 0.925, relative_error: 8.6, near_tie: 0.6 };
+/// TWIN
+const TWIN_TOLERANCE: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.15, near_tie: 0.25 };
 
 /// Runs xdna1 packages on first-generation NPUs.
 pub struct Xdna1Route;
@@ -117,6 +123,22 @@ impl Route for Xdna1Route {
     ) -> Option<Service> {
         let plan = Plan::new(model, &part_options(span, options)).ok()?;
         Some(plan.part_service(device, model))
+    }
+
+    fn tolerance(&self, _: &ModelSource, options: &Options) -> Tolerance {
+        match Settings::of(&options.route_options) {
+            Ok(settings) if settings.w8 => W8_TOLERANCE,
+            _ => Tolerance::default(),
+        }
+    }
+
+    fn twin_tolerance(&self, model: &ModelSource, options: &Options, twin: Numerics) -> Option<Tolerance> {
+        let plan = Plan::new(model, options).ok()?;
+        let twin_of_engine = match plan.family {
+            Family::Llama => Numerics::Xdna1SmolLm,
+            Family::Qwen2 => Numerics::Xdna1Qwen,
+        };
+        (plan.form == Form::Engine && twin == twin_of_engine).then_some(TWIN_TOLERANCE)
     }
 
     fn cost(&self, model: &ModelSource, device: &DeviceCard, _: &Options) -> Option<DeviceCost> {

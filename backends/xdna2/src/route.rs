@@ -11,7 +11,8 @@ use npuhal_models::ModelSource;
 use npuhal_models::q4nx::directory;
 use npuhal_models::source::Format;
 use npuhal_registry::{
-    Decline, Fitness, KernelOrigin, OpenRequest, Options, Reason, Route, RouteError, Service, SpeedClass,
+    Decline, Fitness, KernelOrigin, Numerics, OpenRequest, Options, Reason, Route, RouteError, Service, SpeedClass,
+    Tolerance,
 };
 use std::path::PathBuf;
 
@@ -19,6 +20,9 @@ use std::path::PathBuf;
 pub const NAME: &str = "xdna2-lane";
 /// The lane runs `qwen3`. Directories of `qwen2` can be packed, and are told why they do not run.
 const MODEL_TYPES: [&str; 2] = ["qwen3", "qwen2"];
+
+/// TWIN
+const TWIN_TOLERANCE: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.15, near_tie: 0.25 };
 
 /// Runs packed Qwen3 models with one kernel a layer and one runlist a token.
 ///
@@ -47,6 +51,10 @@ impl Route for LaneRoute {
             ))),
             Ok(survey) => Fitness::Serves(survey.service()),
         }
+    }
+
+    fn twin_tolerance(&self, _: &ModelSource, _: &Options, twin: Numerics) -> Option<Tolerance> {
+        (twin == Numerics::Xdna2).then_some(TWIN_TOLERANCE)
     }
 
     fn open(&self, request: OpenRequest<'_>) -> Result<Session, RouteError> {

@@ -37,10 +37,7 @@ pub unsafe fn entry(host: *const abi::HostTable, name: &'static str, version: &'
         static STATED: abi::AddonTable = empty_table("", "");
         return &raw const STATED;
     }
-    match catch_unwind(|| &raw const TABLE.get_or_init(|| Table(make_table(name, version))).0) {
-        Ok(table) => table,
-        Err(_) => std::ptr::null(),
-    }
+    guarded(|| &raw const TABLE.get_or_init(|| Table(make_table(name, version))).0).unwrap_or(std::ptr::null())
 }
 
 const fn empty_table(name: &'static str, version: &'static str) -> abi::AddonTable {
@@ -83,7 +80,14 @@ fn leak<T>(list: Vec<T>) -> &'static [T] {
 
 /// Runs `call`; a panic in it becomes its text.
 fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panic_text(panic.as_ref()))
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let text = panic_text(panic.as_ref());
+        // What was thrown may panic while it is dropped, and what that throws is not dropped any more.
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(again);
+        }
+        text
+    })
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

@@ -62,7 +62,8 @@ pub(super) fn export(session: Session, describe: abi::TextSink) -> abi::Session 
 }
 
 unsafe extern "C" fn close<T>(state: *mut c_void) {
-    // SAFETY: the state is a box of this type that `export` gave away, and this is its last use.
+    // SAFETY: the state is a box of this type that `export` gave away, and this is its last use. Where a call of it has panicked,
+    // the unwinding ended in `guarded`: its values are whole, if of no use.
     let state = unsafe { Box::from_raw(state.cast::<T>()) };
     // A panic while it is dropped ends here: there is nobody to tell.
     let _ = guarded(|| drop(state));

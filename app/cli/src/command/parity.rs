@@ -77,10 +77,18 @@ impl<'a> Compared<'a> {
     fn tolerance(&self) -> Tolerance {
         self.choice.route.tolerance(self.model, &self.target.options)
     }
+
+    /// Where `other` is its twin on the CPU, whole.
+    fn twin_tolerance(&self, other: &Self) -> Option<Tolerance> {
+        let numerics = other.target.options.numerics;
+        let is_cpu = other.choice.route.name() == npuhal_cpu::route::NAME;
+        is_cpu.then(|| self.choice.route.twin_tolerance(self.model, &self.target.options, numerics)).flatten()
+    }
 }
 
 fn tolerance(args: &ParityArgs, against: &Compared<'_>, device: &Compared<'_>) -> Tolerance {
-    let stated = against.tolerance().with(device.tolerance());
+    let of_twins = device.twin_tolerance(against).or_else(|| against.twin_tolerance(device));
+    let stated = of_twins.unwrap_or_else(|| against.tolerance().with(device.tolerance()));
     Tolerance {
         cosine: args.min_cosine.unwrap_or(stated.cosine),
         relative_error: args.max_error.unwrap_or(stated.relative_error),

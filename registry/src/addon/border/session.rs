@@ -112,15 +112,16 @@ struct Held {
     state: State,
     close: Option<unsafe extern "C" fn(*mut c_void)>,
     owner: Owner,
-    /// Why the session is not called any more.
+    /// Why the session is not called any more, but to close it.
     broken: Option<String>,
     _maps: Vec<Arc<FileMap>>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(close) = self.close.filter(|_| self.broken.is_none()) {
-            // SAFETY: the library's own function and state; this is the last call with it.
+        if let Some(close) = self.close {
+            // SAFETY: the library's own function and state; this is the last call with it. The interface says that a session
+            // that broke is closed too.
             unsafe { close(self.state.0) };
         }
     }
