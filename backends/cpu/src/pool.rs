@@ -1,7 +1,7 @@
 //! Threads that run one job after another, with a fork-join cost below a microsecond.
 //!
 //! A job is a number of items. They are shared out in contiguous parts, one for each thread; a thread takes the items of its
-//! own part in order and then those that the others have left ([`crate::shares`]). So a thread that is slow, parked or
+//! own part in order and then those that the others have left (`shares.rs`). So a thread that is slow, parked or
 //! without a core costs the item it has begun and no more. The caller is one of the threads; it goes on until no item is left
 //! and then waits for those that others have begun.
 //!
@@ -283,7 +283,7 @@ impl State {
     fn wait(&self) -> bool {
         let mut spins = 0u32;
         while self.open.0.load(Ordering::Acquire) > 0 {
-            spins += 1;
+            spins = spins.wrapping_add(1);
             pause(spins);
         }
         spins > 0
