@@ -42,8 +42,11 @@ const CPU_ROUTE: &str = "cpu";
 /// With weights of 8 bits, as [`Tolerance::default`] was found: 1 - cosine is at most 0.0374, the error 4.28 of the root mean square,
 /// and the two highest logits 0.279 apart.
 const W8_TOLERANCE: Tolerance = Tolerance { cosine: 0.925, relative_error: 8.6, near_tie: 0.6 };
-/// TWIN
-const TWIN_TOLERANCE: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.15, near_tie: 0.25 };
+/// Four times what `npuhal parity` measures between an engine on the virtual NPU and its twin: with Qwen2.5-Coder-0.5B (from its
+/// Q4_K_M file) and a prompt of 37, 1 - cosine is at most 2.0e-4 and the error 0.114 of the root mean square; with SmolLM2-135M and a
+/// prompt of 40 all taps but the logits have the same bits. The likeliest token was the same everywhere; the bound of near ties is
+/// that of the small models in the tests.
+const TWIN_TOLERANCE: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.45, near_tie: 0.25 };
 
 /// Runs xdna1 packages on first-generation NPUs.
 pub struct Xdna1Route;

@@ -21,8 +21,10 @@ pub const NAME: &str = "xdna2-lane";
 /// The lane runs `qwen3`. Directories of `qwen2` can be packed, and are told why they do not run.
 const MODEL_TYPES: [&str; 2] = ["qwen3", "qwen2"];
 
-/// TWIN
-const TWIN_TOLERANCE: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.15, near_tie: 0.25 };
+/// Four times what `npuhal parity` measures between the lane on the virtual NPU and its twin, with random weights in Qwen3-0.6B's
+/// shape and 4 drawn ids: 1 - cosine is at most 6.7e-5 (the small models in the tests need 0.001) and the error 0.059 of the root mean
+/// square. The likeliest token was the same everywhere; the bound of near ties is that of the small models.
+const TWIN_TOLERANCE: Tolerance = Tolerance { cosine: 0.999, relative_error: 0.25, near_tie: 0.25 };
 
 /// Runs packed Qwen3 models with one kernel a layer and one runlist a token.
 ///
