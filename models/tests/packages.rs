@@ -366,6 +366,8 @@ fn an_older_package_is_replaced_and_nothing_else() {
     fs::write(target.join("stray"), "x").unwrap();
     fs::create_dir(target.join("npu")).unwrap();
     fs::write(target.join("npu/kit.json"), "mine").unwrap();
+    // What a killed conversion has left behind goes.
+    fs::create_dir(folder.path().join(".package.packing-1-0")).unwrap();
     assert_eq!(convert_small(&source, &target).unwrap().kept, ["npu"]);
     assert!(!target.join("stray").exists());
     let kit = || fs::read(target.join("npu/kit.json")).unwrap();
@@ -381,6 +383,31 @@ fn an_older_package_is_replaced_and_nothing_else() {
     checkpoint(folder.path(), &config("llama"), &tensors(false, false), Stored::Bf16);
     let taken = convert_small(&source, &source).unwrap_err().to_string();
     assert!(taken.contains("a directory that is no package"), "{taken}");
+}
+
+/// As if a process were killed at any call: what others see is looked at from another thread all the time.
+#[test]
+fn a_package_that_is_replaced_is_there_at_any_time() {
+    let (folder, target) = package();
+    let source = folder.path().join("source");
+    fs::create_dir(target.join("npu")).unwrap();
+    fs::write(target.join("npu/kit.json"), "mine").unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let missing = std::thread::scope(|scope| {
+        let looker = scope.spawn(|| {
+            let mut missing = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                // One path, one look: each file is in the former package and in the new one.
+                let whole = ["metadata.json", "npu/kit.json"].iter().all(|name| target.join(name).exists());
+                missing += usize::from(!whole);
+            }
+            missing
+        });
+        (0..5).for_each(|_| _ = convert_small(&source, &target).unwrap());
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        looker.join().unwrap()
+    });
+    assert_eq!(missing, 0);
 }
 
 #[test]

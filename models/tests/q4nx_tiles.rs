@@ -109,6 +109,13 @@ fn lengths_and_layouts_are_checked() {
     assert_eq!(TileKind::Q8.decoder(None), Err(TileError::LayoutUnknown));
     assert_eq!(TileKind::Q4K.decoder(None), Ok(TileDecoder::Q4K));
     assert_eq!(repack_q4k(Q4_1).unwrap_err(), TileError::ByteCount { wanted: 4736, found: 5120 });
+    // An infinite or undefined `d` or `dmin`, and one that becomes infinite by its 8-bit factor.
+    for (at, bits) in [(4608, 0x7F80), (4608, 0x7F7F), (4610, 0x7FC0), (4672, 0xFF80), (4674, 0x7FC0u16)] {
+        let mut tile = Q4K.to_vec();
+        tile[..512].fill(2);
+        tile[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+        assert_eq!(repack_q4k(&tile).unwrap_err(), TileError::NotFinite, "{bits:#x} at {at}");
+    }
     for kind in [TileKind::Q4_1, TileKind::Q4K, TileKind::Q8] {
         assert_eq!(TileKind::from_bytes(kind.bytes()), Some(kind));
     }

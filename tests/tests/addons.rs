@@ -207,8 +207,16 @@ fn a_folder_that_others_can_write_to_is_not_trusted() {
     let folder = library.parent().unwrap();
     fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
     let errors = registry().load_addons(std::slice::from_ref(&library));
-    fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
     assert!(matches!(errors[0], AddonError::Untrusted { what: "its folder", .. }), "{errors:?}");
+    // Who can write further up can put another folder in the place of this one.
+    let inner = folder.join("inner");
+    fs::create_dir(&inner).unwrap();
+    fs::set_permissions(&inner, Permissions::from_mode(0o700)).unwrap();
+    let moved = inner.join("moved.so");
+    fs::copy(&library, &moved).unwrap();
+    let errors = registry().load_addons(&[moved]);
+    fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+    assert!(matches!(errors[0], AddonError::Untrusted { what: "a folder above it", .. }), "{errors:?}");
     if std::os::unix::fs::chown(&library, Some(12345), None).is_err() {
         println!("skipped: a_folder_that_others_can_write_to_is_not_trusted: only root gives files away");
         return;
@@ -372,6 +380,45 @@ fn a_stepper_is_called_in_parts_and_its_results_are_checked() {
     assert!(error.contains("it kept 5 positions where 4 were to remain"), "{error}");
     drop(liar);
     assert_eq!(open_sessions(&registry), 0, "a session that broke is closed");
+}
+
+#[test]
+fn names_of_tensors_are_valid_until_the_session_is_closed() {
+    let Some(workshop) = Workshop::open("names_of_tensors_are_valid_until_the_session_is_closed") else { return };
+    let (registry, _) = workshop.load(&[
+        "IN_OPEN=if (the_host->tensor(request->model->handle, NPUHAL_ROLE_TOKEN_EMBEDDING, 0, &lent)) \
+            return NPUHAL_STATUS_FAILED",
+        "IN_STEP=for (size_t i = 0; i < lent.name.len; i++) logits[i] = lent.name.data[i]",
+    ]);
+    let model = workshop.model();
+    let mut stepper = stepper(&registry, &model);
+    let name = model.require(npuhal_models::TensorRole::TokenEmbedding).unwrap().name().to_owned();
+    drop(model);
+    // Whatever was freed is used anew.
+    let others: Vec<std::sync::Arc<str>> = (0..10_000).map(|_| "?".repeat(name.len()).into()).collect();
+    let mut logits = HiddenRows::new();
+    stepper.step(&rows(1), Want::Last, &mut logits, &Control::new()).unwrap();
+    let read: String = logits.row(0)[..name.len()].iter().map(|&byte| char::from(byte as u8)).collect();
+    assert_eq!(read, name);
+    drop(others);
+}
+
+#[test]
+fn a_session_is_broken_where_both_sides_panicked() {
+    let Some(workshop) = Workshop::open("a_session_is_broken_where_both_sides_panicked") else { return };
+    let code = "request->on_token(request->on_token_state, 1); return NPUHAL_STATUS_PANICKED";
+    let (registry, _) = workshop.load(&["KIND=2", &format!("IN_GENERATE={code}")]);
+    let Session::Generator(mut generator) = open(&registry, &workshop.model()).unwrap() else {
+        panic!("wanted a generator")
+    };
+    let request = GeneratorRequest { prompt: &[1], max_tokens: 6, repetition_penalty: 1.0, penalty_window: 64 };
+    let mut on_token = |_: u32| -> bool { panic!("the receiver of tokens") };
+    let both = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        generator.generate(&request, &mut on_token, &Control::new())
+    }));
+    assert!(both.is_err());
+    let error = generator.generate(&request, &mut |_| true, &Control::new()).unwrap_err().to_string();
+    assert!(error.contains("the session is broken since a generation panicked"), "{error}");
 }
 
 #[test]

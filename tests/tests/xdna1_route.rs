@@ -479,6 +479,48 @@ fn what_does_not_fit_is_refused_before_anything_is_loaded() {
 }
 
 #[test]
+fn a_norm_epsilon_that_is_not_compiled_in_is_declined_on_the_npu_alone() {
+    let (_, other) = &*PACKAGE;
+    let folder = tempfile::tempdir().unwrap();
+    let path =
+        SmallPackage { family: Family::Llama, layers: 1, vocab_size: VOCAB, seed: 12 }.write(folder.path(), "p", &[]);
+    write_kit(&path.join(KIT_FOLDER), &model(&path));
+    let machine = Machine::new();
+    machine.service(&model(&path), &options(&[], None));
+    let metadata = path.join("metadata.json");
+    let text = fs::read_to_string(&metadata).unwrap();
+    assert!(text.contains("\"rms_norm_eps\": 1e-05") || text.contains("\"rms_norm_eps\": 1e-5"), "{text}");
+    let text = text.replace("1e-05", "1e-06").replace("\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e-6");
+    fs::write(&metadata, text).unwrap();
+    let changed = model(&path);
+    assert_eq!((other.config().rms_norm_eps, changed.config().rms_norm_eps), (1e-5, 1e-6));
+    for pairs in [&[][..], &[("engine", "off")]] {
+        let message = machine.refusal(&changed, &options(pairs, None));
+        assert!(message.contains("RMSNorm adds 1e-6 to the mean of squares"), "{message}");
+        assert!(message.contains("the llama designs have 1e-5 compiled in"), "{message}");
+    }
+    machine.service(&changed, &options(&[], Some(NpuLayers::Count(0))));
+}
+
+/// What `bench --calibrate` asks for: the head part, and a layer where the kit has no chunk of one.
+#[test]
+fn parts_that_a_kit_cannot_run_are_told_apart() {
+    let (_, model) = &*PACKAGE;
+    let machine = Machine::new();
+    let part = |layers, takes, yields| {
+        let options = options(&[], None);
+        let span = SegmentSpan { layers, takes, yields };
+        let request = SegmentRequest { model, span, options: &options, positions: Some(28) };
+        Xdna1Route.segment_on(request, &machine.card.id, &machine).map(|segment| segment.layers())
+    };
+    let head = part(LAYERS..LAYERS, Takes::Hidden, Yields::Logits);
+    assert!(matches!(head, Err(RouteError::NoSegments { .. })), "{head:?}");
+    let with_head = part(0..LAYERS, Takes::Tokens, Yields::Logits);
+    assert!(matches!(with_head, Err(RouteError::Declined { .. })), "{with_head:?}");
+    assert_eq!(part(0..1, Takes::Tokens, Yields::Hidden).unwrap(), 0..1);
+}
+
+#[test]
 fn a_run_that_hangs_fails_alone() {
     let (_, model) = &*PACKAGE;
     let machine = Machine::new();

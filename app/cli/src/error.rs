@@ -8,6 +8,7 @@ use npuhal_models::perplexity::PerplexityError;
 use npuhal_models::prompter::PromptError;
 use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
+use npuhal_models::q4nx::staging::StagingError;
 use npuhal_models::store::StoreError;
 use npuhal_models::window::WindowError;
 use npuhal_models::{ModelError, TextError};
@@ -111,6 +112,12 @@ impl From<PromptError> for CliError {
             PromptError::Window(error) => Self::Window(error),
             other => Self::Unusable(other.to_string()),
         }
+    }
+}
+
+impl From<StagingError> for CliError {
+    fn from(error: StagingError) -> Self {
+        PackError::from(error).into()
     }
 }
 

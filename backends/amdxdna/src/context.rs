@@ -113,6 +113,14 @@ impl ContextCore {
         }
     }
 
+    /// Ends a context that was never configured. The others of the process stay: what is published of contexts that go together
+    /// is about one that has run, and should this one take others along after all, their next submission says so.
+    fn discard(&self, reason: &str) {
+        let mut life = self.life();
+        life.lost.get_or_insert_with(|| reason.to_owned());
+        let _ = self.destroy(&mut life);
+    }
+
     /// Device memory with `pdi`, shared by all runs of the context.
     pub(crate) fn pdi(&self, pdi: &Arc<[u8]>) -> Result<Arc<MemoryObject>, DeviceError> {
         self.memory().pdi(&self.session, pdi)
@@ -231,8 +239,10 @@ impl NpuContext {
         // From here on dropping the owner destroys the context.
         let owner = Arc::new(ContextOwner { core });
         if !units.is_empty() {
-            retry(|| driver.config_cus(created.context, &units))
-                .map_err(|errno| driver_error(Operation::ConfigureUnits, errno))?;
+            retry(|| driver.config_cus(created.context, &units)).map_err(|errno| {
+                owner.core.discard("its compute units could not be configured");
+                driver_error(Operation::ConfigureUnits, errno)
+            })?;
         }
         Ok(Self { owner, loader: boot.loader })
     }

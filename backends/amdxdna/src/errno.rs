@@ -43,12 +43,6 @@ impl Errno {
         self.0
     }
 
-    /// Whether the driver has no such feature: older drivers answer an unknown request or parameter in several ways.
-    #[must_use]
-    pub fn is_missing_feature(self) -> bool {
-        matches!(self, Self::EINVAL | Self::ENOTTY | Self::EOPNOTSUPP | Self::ENOSYS)
-    }
-
     /// Whether the call has no effect yet and is repeated as it is. Not for buffer creation, where `EAGAIN` asks for a
     /// larger device heap.
     #[must_use]

@@ -2,7 +2,7 @@
 
 use crate::cache_of_programs::ProgramCache;
 use crate::driver::Qos;
-use crate::format::elf::{ElfError, Instance, KernelMatch, Program as ElfProgram};
+use crate::format::elf::{ElfError, Instance, KernelMatch, Program as ElfProgram, SymbolRole};
 use crate::format::reloc::{PatchSymbol, PatchTable};
 use crate::format::txn::View as TxnView;
 use crate::packet::Opcode;
@@ -13,7 +13,7 @@ use npuhal_core::DeviceError;
 use npuhal_core::device::{ArgKind, ArgSpec, Direction, LengthUnit, Program};
 use std::sync::Arc;
 
-/// Largest section that is loaded: what a chunk of the device heap holds.
+/// Largest section that is loaded, and all configurations of a kernel together: what a chunk of the device heap holds.
 const MAX_SECTION_BYTES: usize = 64 << 20;
 /// Arguments of a compute unit before its buffers: mode, instructions, length of the instructions.
 const LEADING_ARGS: usize = 3;
@@ -121,7 +121,8 @@ fn partial_elf(unit: &Unit, image: &[u8]) -> Result<KernelProgram, DeviceError> 
     let kernel = elf.kernels().first().and_then(|kernel| kernel.instances.first());
     let instance = kernel.ok_or_else(|| bad_program(&unit.name, "no control code".to_owned()))?;
     let names = ArgNames::OfUnit(unit);
-    let sections = sections(&elf, instance, &unit.name, &names)?;
+    let mut sections = sections(&elf, instance, &unit.name, &names)?;
+    let pdis = pdis(&elf, &unit.name, &mut sections)?;
     let is_preemptible = instance.preempt_save.is_some() && instance.preempt_restore.is_some();
     Ok(KernelProgram {
         name: unit.name.clone(),
@@ -129,7 +130,7 @@ fn partial_elf(unit: &Unit, image: &[u8]) -> Result<KernelProgram, DeviceError> 
         allows_fewer_args: true,
         launch: Launch::Unit { unit: unit.index, is_preemptible },
         sections,
-        pdis: pdis(&elf, &unit.name)?,
+        pdis,
     })
 }
 
@@ -146,7 +147,8 @@ fn full_elf(image: &[u8], kernel: &str, columns: u32) -> Result<KernelProgram, D
     }
     let KernelMatch { kernel: declared, instance } = elf.find(kernel).map_err(|error| bad_elf(kernel, &error))?;
     let arguments = declared.arguments.unwrap_or(0);
-    let sections = sections(&elf, instance, kernel, &ArgNames::Count(arguments))?;
+    let mut sections = sections(&elf, instance, kernel, &ArgNames::Count(arguments))?;
+    let pdis = pdis(&elf, kernel, &mut sections)?;
     let is_preemptible = instance.preempt_save.is_some() && instance.preempt_restore.is_some();
     let opcode = match (elf.has_pdi(), is_preemptible) {
         (true, _) => Opcode::StartNpuPreemptElf,
@@ -159,7 +161,7 @@ fn full_elf(image: &[u8], kernel: &str, columns: u32) -> Result<KernelProgram, D
         allows_fewer_args: false,
         launch: Launch::FullElf { opcode },
         sections,
-        pdis: pdis(&elf, kernel)?,
+        pdis,
     })
 }
 
@@ -235,20 +237,16 @@ fn section(
 }
 
 fn source(elf: &ElfProgram, names: &ArgNames<'_>, symbol: &PatchSymbol) -> Option<Source> {
-    match symbol.name.as_str() {
-        "scratch-pad-mem" => Some(Source::ScratchMemory),
-        "scratch-pad-ctrl" => Some(Source::ScratchControl(symbol.size)).filter(|_| is_scratch_size(symbol.size)),
-        "control-packet" => Some(Source::ControlPacket),
-        name => {
-            if let Some(number) = name.strip_prefix("ctrlpkt-pm-") {
-                return number.parse().ok().map(Source::PmPacket);
-            }
-            let pdi = elf.pdi_sections().position(|(_, section)| section.name == name);
-            match pdi {
-                Some(index) => u32::try_from(index).ok().map(Source::Pdi),
-                None => names.position(name).map(Source::Argument),
-            }
+    match elf.role(&symbol.name).ok()? {
+        SymbolRole::ScratchPadMemory => Some(Source::ScratchMemory),
+        SymbolRole::ScratchPadControl => {
+            Some(Source::ScratchControl(symbol.size)).filter(|_| is_scratch_size(symbol.size))
         }
+        SymbolRole::ControlPacket => Some(Source::ControlPacket),
+        SymbolRole::ControlPacketPm(section) => Some(Source::PmPacket(pm_number(elf, section))),
+        // Its section, until all are known.
+        SymbolRole::Pdi(section) => Some(Source::Pdi(section)),
+        SymbolRole::Argument(name) => names.position(name).map(Source::Argument),
     }
 }
 
@@ -262,10 +260,26 @@ fn pm_number(elf: &ElfProgram, index: u32) -> u32 {
     section.and_then(|section| section.name.rsplit('.').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// All configurations of the file, in file order.
-fn pdis(elf: &ElfProgram, kernel: &str) -> Result<Vec<Arc<[u8]>>, DeviceError> {
-    let content = |index| elf.content(index, MAX_SECTION_BYTES).map_err(|error| bad_elf(kernel, &error));
-    elf.pdi_sections().map(|(index, _)| Ok(content(index)?.as_ref().into())).collect()
+/// The configurations that `sections` name by their section, which becomes the index among these. A file may have many others, and
+/// compressed ones that expand a thousandfold.
+fn pdis(elf: &ElfProgram, kernel: &str, sections: &mut [Section]) -> Result<Vec<Arc<[u8]>>, DeviceError> {
+    let (mut used, mut pdis): (Vec<u32>, Vec<Arc<[u8]>>) = Default::default();
+    let mut rest = MAX_SECTION_BYTES;
+    for source in sections.iter_mut().flat_map(|section| &mut section.sources) {
+        let Source::Pdi(index) = source else { continue };
+        let place = match used.iter().position(|known| *known == *index) {
+            Some(place) => place,
+            None => {
+                let content = elf.content(*index, rest).map_err(|error| bad_elf(kernel, &error))?;
+                rest = rest.saturating_sub(content.len());
+                pdis.push(content.as_ref().into());
+                used.push(*index);
+                used.len() - 1
+            }
+        };
+        *index = place as u32;
+    }
+    Ok(pdis)
 }
 
 /// The unit with this kernel name, instance name, or `kernel:instance`.

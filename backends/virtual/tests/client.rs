@@ -6,6 +6,7 @@ use common::{
     Bench, COPY_WORDS, Flow, SCALE_ELEMENTS, buffers, combinations, copy_kit, patience, pattern, read_words, scale_kit,
     submit, version_of,
 };
+use npuhal_amdxdna::format::elf::{Elf, Program as ElfProgram, Section, code};
 use npuhal_amdxdna::format::registers::{Direction, TokenWait};
 use npuhal_amdxdna::format::txn::OpKind;
 use npuhal_amdxdna::silicon::Silicon;
@@ -47,6 +48,27 @@ fn single_runs_give_the_right_answer_everywhere() {
         }
         bench.assert_clean(&what);
     }
+}
+
+#[test]
+fn only_configurations_that_the_code_names_are_expanded() {
+    let bench = Bench::new(&VirtualSpec::new(Silicon::Npu5));
+    let kit = copy_kit(Silicon::Npu5, Flow::FullElf);
+    let bytes = kit.full_elf(true).unwrap();
+    let mut elf = Elf::parse(&bytes).unwrap();
+    // Another configuration, of the same name, that cannot be expanded.
+    let (_, used) = elf.find(".pdi.1").unwrap();
+    let mut extra = Section::new(".pdi.1", used.kind, code::SHF_COMPRESSED, 4, vec![0xff; 64]);
+    extra.name_at = used.name_at;
+    extra.offset = bytes.len().next_multiple_of(16) as u32;
+    extra.size = 64;
+    elf.header.sections_at = extra.offset + 64;
+    elf.sections.push(extra);
+    let image = elf.to_bytes().unwrap();
+    assert_eq!(ElfProgram::parse(&image).unwrap().pdi_sections().count(), 2);
+    let program = Program::FullElf { image: &image, kernel: &kit.name };
+    let mut context = bench.npu.open_context(&program).unwrap();
+    context.load(&program).unwrap();
 }
 
 #[test]

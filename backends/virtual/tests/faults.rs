@@ -78,6 +78,22 @@ fn run_three(bench: &Bench, flow: Flow, what: &str) -> Result<Completion, RunErr
     result
 }
 
+#[test]
+fn a_context_that_cannot_be_configured_leaves_the_others_alone() {
+    let spec: VirtualSpec = "virtual:npu1?fault=EINVAL@config:1".parse().unwrap();
+    let bench = Bench::new(&spec);
+    let kit = copy_kit(bench.npu.silicon(), Flow::Xclbin);
+    let (mut context, kernel) = bench.load(&kit, Flow::Xclbin).unwrap();
+    let one = footprint(bench.hardware.statistics());
+    assert!(bench.load(&kit, Flow::Xclbin).is_err(), "the second configuration fails");
+    assert_eq!(footprint(bench.hardware.statistics()), one, "only the new context is gone");
+    assert!(matches!(context.state(), ContextState::Ready));
+    let (input, output) = (bench.buffer(&pattern(COPY_WORDS, 9)).unwrap(), bench.empty(COPY_WORDS).unwrap());
+    let mut list = context.runlist();
+    list.push(&*kernel, &buffers(&[&input, &output])).unwrap();
+    assert_eq!(submit(&mut *list).unwrap().runs, 1);
+}
+
 /// What must be the same after a failure as before it.
 fn footprint(statistics: Statistics) -> (usize, usize, u64, usize, usize) {
     let Statistics { files, buffer_objects, heap_used_bytes, contexts, syncobjs, .. } = statistics;

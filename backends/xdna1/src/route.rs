@@ -97,15 +97,15 @@ impl Route for Xdna1Route {
         host: &dyn Host,
     ) -> Result<Box<dyn Segment>, RouteError> {
         let SegmentRequest { model, span, options, positions } = request;
+        if span.takes == Takes::Normed || span.layers.is_empty() {
+            return Err(RouteError::NoSegments { route: NAME.to_owned(), span });
+        }
         // The graphs hand on the residual stream.
         if span.yields != Yields::Hidden {
             let layers = span.layers.end;
             let reason =
                 format!("its graphs have no norm and no head; end the parts with {layers}..@cpu, which has no layers");
             return Err(RouteError::Declined { route: NAME.to_owned(), reason: Reason::new(reason) });
-        }
-        if span.takes == Takes::Normed || span.layers.is_empty() {
-            return Err(RouteError::NoSegments { route: NAME.to_owned(), span });
         }
         let mut options = part_options(&span, options);
         options.context_positions = positions.or(options.context_positions);
@@ -187,7 +187,9 @@ fn declined(problem: Problem) -> RouteError {
 /// The family whose graphs could run the model once it is a package.
 fn template(model: &ModelSource) -> Option<Family> {
     let config = model.config();
-    Family::from_model_type(&config.model_type).ok().filter(|family| shape_of(config) == family.shape())
+    Family::from_model_type(&config.model_type)
+        .ok()
+        .filter(|family| shape_of(config) == family.shape() && config.rms_norm_eps == family.norm_epsilon())
 }
 
 fn shape_of(config: &ModelConfig) -> Shape {
@@ -214,6 +216,12 @@ fn part_options(span: &SegmentSpan, options: &Options) -> Options {
 enum Problem {
     #[error("{0}")]
     Setting(String),
+    #[error(
+        "RMSNorm adds {found:e} to the mean of squares in this model; the {} designs have {:e} compiled in; \
+         run it on the CPU (--npu-layers 0)",
+        family.name(), family.norm_epsilon()
+    )]
+    NormEpsilon { family: Family, found: f32 },
     #[error(transparent)]
     Placement(#[from] crate::PlacementError),
     #[error(transparent)]
@@ -273,6 +281,10 @@ impl Plan {
             window,
         };
         if !layers.npu().is_empty() {
+            let found = model.config().rms_norm_eps;
+            if found != family.norm_epsilon() {
+                return Err(Problem::NormEpsilon { family, found });
+            }
             let kit = Kit::read(&kernels_folder(model, options))?;
             (plan.form, plan.note) = form(&kit, &settings, family, shape, layers)?;
             if plan.has_npu_head() {

@@ -44,6 +44,15 @@ fn a_sound_kit_is_loaded() {
 }
 
 #[test]
+fn more_layers_than_the_model_has_are_refused_before_they_are_multiplied() {
+    let (folder, mut manifest) = kit();
+    manifest.kernels[0].layers = usize::MAX / 2;
+    write_manifest(folder.path(), &manifest);
+    let message = Kit::read(folder.path()).unwrap().check(shape()).unwrap_err().to_string();
+    assert!(message.contains("layers: smollm-engine: wanted at most 2 layers, as the model has, found 9"), "{message}");
+}
+
+#[test]
 fn every_difference_is_told() {
     let message = refusal(|manifest, _| manifest.kernels[0].layout_version = 2);
     assert_eq!(message, "smollm-engine: wanted layout version 1, found 2; compile the design again for this version");

@@ -309,6 +309,16 @@ fn chunks_pass_the_hidden_row_on_and_keep_their_caches() {
     let error = ChunkPlan::new(&kit, ChunkFormat::SmolLmW8, shape, 3, 2).unwrap_err().to_string();
     assert!(error.contains("wanted a kernel of smollm-chunk-w8 for 2 layers"), "{error}");
 
+    // Without a kernel of one layer the largest first would leave one over; six are two of three, not three of two.
+    let (_folder, odd) = self::kit(shape, &[(Design::SmolLmChunk, 3), (Design::SmolLmChunk, 2)]);
+    let cut = |layers| ChunkPlan::new(&odd, format, shape, layers, 3).map(|plan| plan.chunks);
+    assert_eq!(cut(4).unwrap(), [0..2, 2..4]);
+    assert_eq!(cut(5).unwrap(), [0..3, 3..5]);
+    assert_eq!(cut(6).unwrap(), [0..3, 3..6]);
+    assert_eq!(cut(7).unwrap(), [0..3, 3..5, 5..7]);
+    let error = cut(1).unwrap_err().to_string();
+    assert!(error.contains("wanted a kernel of smollm-chunk for 1 layers"), "{error}");
+
     let (device, seen) = chunk_device(&designs, shape);
     let weights = PackageWeights::new(package).unwrap();
     let plan = ChunkPlan::new(&kit, format, shape, 3, 2).unwrap();
@@ -335,6 +345,26 @@ fn chunks_pass_the_hidden_row_on_and_keep_their_caches() {
     // The second token sees the keys of the first, and none of its own yet.
     let keys = elements(&seen[2][4][..256]);
     assert_eq!((keys[0], keys[64]), (bf16_bits(1.0), 0));
+}
+
+#[test]
+fn keys_that_are_no_numbers_are_not_kept_by_chunks() {
+    let package = &SMOLLM.1;
+    let shape = package.metadata().shape;
+    let designs = [(Design::SmolLmChunk, 3)];
+    let (_folder, kit) = kit(shape, &designs);
+    let (device, _) = chunk_device(&designs, shape);
+    let weights = PackageWeights::new(package).unwrap();
+    let format = ChunkFormat::SmolLmBf16;
+    let plan = ChunkPlan::new(&kit, format, shape, 3, 3).unwrap();
+    let mut chunked = Chunked::load(Arc::new(device.clone()), weights, 1e5, &kit, format, &plan, options()).unwrap();
+    chunked.begin().unwrap();
+    forward(&mut chunked, row(7, 0), Want::Last).unwrap();
+    // The value of the second layer's first head at position 1.
+    let at = 3 * 16_384 + 8192 + 128;
+    device.script(&kernel_name(Design::SmolLmChunk, 3), move |buffers| put(&mut buffers[4][at..at + 2], [0x7fc0]));
+    let error = forward(&mut chunked, row(8, 1), Want::Last).unwrap_err().to_string();
+    assert!(error.contains("keys or values of layer 1 at position 1 is not finite"), "{error}");
 }
 
 /// Tap, position, values.

@@ -1,6 +1,7 @@
 //! How the words of an image follow the context length.
 
-use crate::words::{put_word, word_at};
+use crate::words::put_word;
+use npuhal_amdxdna::format::u32_at;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -117,7 +118,7 @@ impl ContextRules {
         let whole_bytes = image_bytes - image_bytes % 4;
         let mut words = Vec::new();
         for at_bytes in (0..whole_bytes).step_by(4) {
-            let raw = images.map(|image| word_at(image, at_bytes).unwrap_or_default());
+            let raw = images.map(|image| u32_at(image, at_bytes).unwrap_or_default());
             if raw != [raw[0]; 3] {
                 let mask = counted_bits(at_bytes, ignored);
                 words.extend(rule_of(at_bytes, raw.map(|word| word & mask))?);

@@ -2,9 +2,10 @@
 //! xclbin.
 
 use crate::instruction_elf::{InstructionElf, InstructionElfError, TRANSACTION_HEADER_BYTES};
-use crate::words::{put_word, word_at};
+use crate::words::put_word;
 use npuhal_amdxdna::format::elf::{ArgumentSymbol, Elf, ElfError, FullElfSpec, PatchEntry, Symbol, code};
 use npuhal_amdxdna::format::reloc::{FOLD_FLAG, FOLD_FROM_ARGUMENT, Schema};
+use npuhal_amdxdna::format::u32_at;
 use thiserror::Error;
 
 /// Columns of the published kernels.
@@ -61,6 +62,14 @@ pub enum AssembleError {
     /// A kernel without buffer arguments has no signature to call.
     #[error("full ELF: the input has no argument symbol; wanted at least one")]
     NoArguments,
+    /// The run that configures the array gets one buffer.
+    #[error("full ELF: the first symbol is of argument {argument}; wanted 0, the one buffer that {kernel:?} gets")]
+    InitArgument {
+        /// Kernel.
+        kernel: String,
+        /// Argument of the first symbol.
+        argument: u32,
+    },
     /// A name that cannot be mangled.
     #[error(
         "full ELF: {name:?} cannot name a kernel: wanted 1 to {MAX_NAME_BYTES} letters, digits and underscores, no digit first"
@@ -113,6 +122,9 @@ pub fn assemble(input: &InstructionElf, request: &FullElfRequest<'_>) -> Result<
         PdiMode::Load | PdiMode::None => input.symbols(),
     };
     let highest = symbols.iter().map(|symbol| symbol.argument).max().ok_or(AssembleError::NoArguments)?;
+    if request.mode == PdiMode::InitOnly && highest != 0 {
+        return Err(AssembleError::InitArgument { kernel: request.kernel.to_owned(), argument: highest });
+    }
     let pdi_symbol = ArgumentSymbol { name: PDI.to_owned(), size: 0 };
     let named = symbols.iter().map(|s| ArgumentSymbol { name: s.argument.to_string(), size: s.entry.size });
     let spec = FullElfSpec {
@@ -167,7 +179,7 @@ fn code_of(input: &InstructionElf, mode: PdiMode) -> Result<Vec<u8>, AssembleErr
 fn count_load_pdi(code: &mut [u8], mode: PdiMode) -> Result<(), AssembleError> {
     let (ops, size_bytes) = match mode {
         PdiMode::InitOnly => (0, TRANSACTION_HEADER_BYTES as u32),
-        PdiMode::Load | PdiMode::None => (word_at(code, 8).unwrap_or_default(), word_at(code, 12).unwrap_or_default()),
+        PdiMode::Load | PdiMode::None => (u32_at(code, 8).unwrap_or_default(), u32_at(code, 12).unwrap_or_default()),
     };
     let grown = ops.checked_add(1).zip(size_bytes.checked_add(LOAD_PDI_BYTES));
     let (more_ops, more_bytes) = grown.ok_or(AssembleError::TooLong { size_bytes, ops })?;
@@ -183,7 +195,7 @@ fn clear_fold_flags(code: &mut [u8], start: usize) -> Result<(), AssembleError> 
     const OFFSET_AT: usize = 40;
     const ARGUMENT_AT: usize = 32;
     let mut at = start;
-    while let Some(word) = word_at(code, at) {
+    while let Some(word) = u32_at(code, at) {
         let words = match word & 0xFF {
             0x00 => 6,
             0x01 | 0x81 => 12,
@@ -191,9 +203,9 @@ fn clear_fold_flags(code: &mut [u8], start: usize) -> Result<(), AssembleError> 
             0x80 => 4,
             _ => break,
         };
-        let offset = word_at(code, at + OFFSET_AT).filter(|_| word & 0xFF == 0x81);
+        let offset = u32_at(code, at + OFFSET_AT).filter(|_| word & 0xFF == 0x81);
         if let Some(offset) = offset.filter(|offset| u64::from(*offset) & FOLD_FLAG != 0) {
-            let argument = word_at(code, at + ARGUMENT_AT).unwrap_or_default();
+            let argument = u32_at(code, at + ARGUMENT_AT).unwrap_or_default();
             if argument < FOLD_FROM_ARGUMENT {
                 return Err(AssembleError::FoldFlag { at_bytes: at - start + TRANSACTION_HEADER_BYTES, argument });
             }

@@ -2,11 +2,11 @@
 //!
 //! Sections are found by name; their order and padding do not matter.
 
-use crate::words::word_at;
 use npuhal_amdxdna::format::elf::{
     ABI_SCHEMA_IN_ADDEND, Elf, ElfError, OSABI_AIE2P, Rela, Section, StringTable, Symbol, code,
 };
 use npuhal_amdxdna::format::reloc::{ARGUMENT_MAX, PARTIAL_ARGUMENT_BASE};
+use npuhal_amdxdna::format::u32_at;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -266,11 +266,11 @@ fn section<'a>(elf: &'a Elf, name: &'static str) -> Result<(u32, &'a Section), I
 /// Bytes of the transaction at the start of `text`, header included.
 fn transaction_bytes(text: &[u8]) -> Result<u32, InstructionElfError> {
     let too_short = |declared_bytes| InstructionElfError::TransactionSize { declared_bytes, section_bytes: text.len() };
-    let found = word_at(text, 0).ok_or_else(|| too_short(TRANSACTION_HEADER_BYTES as u32))?;
+    let found = u32_at(text, 0).ok_or_else(|| too_short(TRANSACTION_HEADER_BYTES as u32))?;
     if found != TRANSACTION_MAGIC {
         return Err(InstructionElfError::Magic { found });
     }
-    let declared = word_at(text, 12).ok_or_else(|| too_short(TRANSACTION_HEADER_BYTES as u32))?;
+    let declared = u32_at(text, 12).ok_or_else(|| too_short(TRANSACTION_HEADER_BYTES as u32))?;
     match (declared as usize) < TRANSACTION_HEADER_BYTES || declared as usize > text.len() {
         true => Err(too_short(declared)),
         false => Ok(declared),
@@ -301,7 +301,7 @@ fn argument_of(name: &str) -> Option<u32> {
 
 fn uid_of(elf: &Elf) -> Result<Option<UidNote>, InstructionElfError> {
     let Some((_, note)) = elf.find(UID_NOTE) else { return Ok(None) };
-    let sizes = word_at(&note.data, 0).zip(word_at(&note.data, 4)).map(|(name, description)| [name, description]);
+    let sizes = u32_at(&note.data, 0).zip(u32_at(&note.data, 4)).map(|(name, description)| [name, description]);
     let fault = InstructionElfError::UidNote { len_bytes: note.data.len(), sizes };
     let bytes = <[u8; UID_NOTE_BYTES]>::try_from(note.data.as_slice()).map_err(|_| fault.clone())?;
     if sizes != Some([4, 16]) {

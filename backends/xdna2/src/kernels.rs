@@ -1,6 +1,7 @@
 //! The kernels of the lane: their files, their agreement with a model, and the images that are loaded.
 
 use crate::context_map::{ContextMap, ContextMapError};
+use crate::context_rules::SAMPLE_CONTEXTS;
 use crate::dimensions::{Dimensions, LaneDecline};
 use crate::full_elf::{AssembleError, COLUMNS, FullElfRequest, PdiMode, assemble};
 use crate::instruction_elf::{InstructionElf, InstructionElfError};
@@ -8,6 +9,7 @@ use crate::kv::{KV_ARGUMENT, KvError, KvGeometry};
 use crate::layer_images::{LayerImageError, LayerImages};
 use crate::md5::md5;
 use crate::packing::{BufferSizes, LayerLayout, NORMS_BYTES};
+use npuhal_models::hexadecimal;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -35,6 +37,8 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Arguments of the layer kernel.
 pub const LAYER_ARGUMENTS: [&str; 5] = ["act", "weights", "layer norms", "head norms", "KV cache"];
 const WEIGHTS_ARGUMENT: u32 = 1;
+const LOGITS_ARGUMENT: u32 = 0;
+const WORD_BYTES: u64 = 4;
 /// Arguments of the head's kernel.
 pub const HEAD_ARGUMENTS: [&str; 4] = ["logits", "weights", "act", "final norm"];
 
@@ -80,6 +84,17 @@ pub enum KernelError {
         argument: u32,
         /// Arguments that are passed.
         arguments: usize,
+    },
+    /// A transfer that depends on the context length in another way than the lane checks.
+    #[error(
+        "npu/layer_ctx*.elf: the transfer at byte {at_bytes:#x} of argument {argument} depends on the context length; wanted only \
+         rows of the KV cache that move by their length, and whole blocks of it that are read"
+    )]
+    Moves {
+        /// Argument.
+        argument: String,
+        /// Where it starts for a context of 1.
+        at_bytes: u32,
     },
     /// A kernel that would leave its buffers.
     #[error(
@@ -182,8 +197,7 @@ impl KernelTarget {
 }
 
 fn image_line(pdi: &[u8]) -> String {
-    let digits: String = md5(pdi).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{PDI_FILE}_md5={digits}")
+    format!("{PDI_FILE}_md5={}", hexadecimal(&md5(pdi)))
 }
 
 /// Paths of the kernel files.
@@ -216,6 +230,7 @@ pub struct Kernels {
     head: Vec<u8>,
     layers: LayerImages,
     kv: KvGeometry,
+    logits_ends: Vec<u64>,
 }
 
 impl Kernels {
@@ -227,13 +242,16 @@ impl Kernels {
         let [one, two, seventeen] = &files.layer;
         let map = ContextMap::derive(one, two, seventeen)?;
         let layer = InstructionElf::parse(one)?;
-        let kv = KvGeometry::of(&layer, &InstructionElf::parse(two)?)?;
+        let longer = [InstructionElf::parse(two)?, InstructionElf::parse(seventeen)?];
+        let kv = KvGeometry::of(&layer, &longer[0])?;
+        check_moves(&layer, &longer)?;
         check_layer(&layer, &kv, dimensions)?;
         let longest = InstructionElf::parse(&map.file(kv.positions())?)?;
         let sizes = BufferSizes::new(dimensions);
         check_reach(LAYER_FILES[0], &longest, &layer_buffers(&sizes, &kv), &LAYER_ARGUMENTS)?;
         let head = InstructionElf::parse(&files.head).map_err(|error| KernelError::Head(error.into()))?;
         check_head(&head, &sizes, dimensions)?;
+        let logits_ends = ends_of_logits(&head, dimensions.logits_bytes() as u64);
         let request =
             FullElfRequest { kernel: INIT_KERNEL, mode: PdiMode::InitOnly, pdi: &files.pdi, columns: COLUMNS };
         let init = assemble(&layer, &request).map_err(KernelError::Init)?;
@@ -241,7 +259,7 @@ impl Kernels {
         let request = FullElfRequest { kernel: HEAD_KERNEL, mode: PdiMode::None, pdi: &[], columns: COLUMNS };
         let head = assemble(&head, &request).map_err(KernelError::Head)?;
         let layers = LayerImages::new(map, kv.positions())?;
-        Ok(Self { init, head, layers, kv })
+        Ok(Self { init, head, layers, kv, logits_ends })
     }
 
     /// Full ELF that configures the array; kernel [`INIT_KERNEL`].
@@ -266,6 +284,12 @@ impl Kernels {
     #[must_use]
     pub fn kv(&self) -> &KvGeometry {
         &self.kv
+    }
+
+    /// Byte offsets of the first and the last word of each transfer of logits: where one that never arrived is seen.
+    #[must_use]
+    pub fn logits_ends(&self) -> &[u64] {
+        &self.logits_ends
     }
 
     /// Positions of a sequence.
@@ -317,6 +341,45 @@ fn check_reach<const N: usize>(
         }
     }
     Ok(ends)
+}
+
+/// Byte offsets of the first and the last word of each transfer of the head's logits, of which the lane reads `len_bytes`.
+fn ends_of_logits(head: &InstructionElf, len_bytes: u64) -> Vec<u64> {
+    let drained = head.patches().filter(|(_, symbol)| symbol.argument == LOGITS_ARGUMENT);
+    let drained = drained.map(|(rela, symbol)| (u64::from(rela.addend), u64::from(symbol.entry.size)));
+    // The whole row as well: a kernel may state nothing.
+    let mut ends: Vec<u64> = drained
+        .chain([(0, len_bytes)])
+        .filter(|(at_bytes, size_bytes)| *at_bytes < len_bytes && *size_bytes > 0)
+        .flat_map(|(at_bytes, size_bytes)| {
+            let end = at_bytes.saturating_add(size_bytes).min(len_bytes);
+            [at_bytes, end.saturating_sub(WORD_BYTES).max(at_bytes)]
+        })
+        .map(|at_bytes| at_bytes - at_bytes % WORD_BYTES)
+        .filter(|at_bytes| at_bytes + WORD_BYTES <= len_bytes)
+        .collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// Between context lengths only transfers of the KV cache may change: a row moves by its length with each position, or the
+/// length of a read grows in blocks. All others stay where they are, so that what holds for one length holds for all.
+fn check_moves(one: &InstructionElf, [two, seventeen]: &[InstructionElf; 2]) -> Result<(), KernelError> {
+    for ((one, two), seventeen) in one.patches().zip(two.patches()).zip(seventeen.patches()) {
+        let argument = one.1.argument;
+        let [at_bytes, second, last] = [one, two, seventeen].map(|(rela, _)| rela.addend);
+        let sizes = [one, two, seventeen].map(|(_, symbol)| symbol.entry.size);
+        let moved = |rows: u32| sizes[0].checked_mul(rows).and_then(|bytes| at_bytes.checked_add(bytes));
+        let (is_kv, is_sized) = (argument == KV_ARGUMENT, sizes == [sizes[0]; 3]);
+        let stays = [second, last] == [at_bytes; 2] && (is_sized || is_kv);
+        let is_row = is_kv && is_sized && moved(1) == Some(second) && moved(SAMPLE_CONTEXTS[2] - 1) == Some(last);
+        if !stays && !is_row {
+            let name = LAYER_ARGUMENTS.get(argument as usize).copied().unwrap_or("not one of the lane's");
+            return Err(KernelError::Moves { argument: format!("{argument} ({name})"), at_bytes });
+        }
+    }
+    Ok(())
 }
 
 /// The layer kernel moves exactly what a model of these dimensions has.

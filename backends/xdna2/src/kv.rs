@@ -2,7 +2,7 @@
 
 use crate::context_rules::ROWS_PER_BLOCK;
 use crate::instruction_elf::InstructionElf;
-use crate::packing::{HEAD_DIM, POSITIONS_MAX};
+use crate::packing::POSITIONS_MAX;
 use thiserror::Error;
 
 /// Argument of the layer kernel that is the KV cache.
@@ -136,12 +136,6 @@ impl KvGeometry {
     #[must_use]
     pub fn rows(&self, part: KvPart, position: u32) -> [u64; 2] {
         regions_of(part).map(|region| u64::from(self.starts[region]) + u64::from(position) * u64::from(self.row_bytes))
-    }
-
-    /// Heads of a row.
-    #[must_use]
-    pub fn heads_of_row(&self) -> usize {
-        self.row_bytes as usize / (2 * HEAD_DIM)
     }
 }
 

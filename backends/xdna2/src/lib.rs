@@ -27,7 +27,8 @@
 //! | [`route`] | where the lane serves, and why it declines |
 //!
 //! What is inferred and not stated by anything published stands in a function of its own that says so: the regions of the KV
-//! cache ([`kv`]), the coverage of the head's weights ([`kernels`]).
+//! cache ([`kv`]; the kernels of the virtual NPU, `npuhal-virtual`'s `kit/qwen3.rs`, follow the same inference and so cannot confirm
+//! it), the coverage of the head's weights ([`kernels`]).
 
 pub mod context_map;
 pub mod context_rules;

@@ -1,11 +1,5 @@
 //! Little-endian words of a byte image.
 
-/// The word at byte `at`, if it lies inside.
-pub(crate) fn word_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let word = bytes.get(at..at.checked_add(4)?)?;
-    Some(u32::from_le_bytes(word.try_into().ok()?))
-}
-
 /// Stores a word at byte `at`; whether it lies inside.
 pub(crate) fn put_word(bytes: &mut [u8], at: usize, value: u32) -> bool {
     let word = at.checked_add(4).and_then(|end| bytes.get_mut(at..end));

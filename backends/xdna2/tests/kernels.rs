@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::kernels::{head_stream, instruction_elf, kernel_files, layer_stream, small_config};
+use common::kernels::{head_stream, instruction_elf, kernel_files, layer_stream, layer_stream_with, small_config};
 use common::{read, shared_golden};
 use npuhal_amdxdna::format::elf::{ArgumentSymbol, PartialElfSpec, PatchEntry, Program};
 use npuhal_models::ModelConfig;
 use npuhal_xdna2::context_map::ContextMap;
 use npuhal_xdna2::dimensions::Dimensions;
+use npuhal_xdna2::full_elf::{AssembleError, FullElfRequest, PdiMode, assemble};
 use npuhal_xdna2::instruction_elf::InstructionElf;
 use npuhal_xdna2::kernels::{HEAD_KERNEL, INIT_KERNEL, KernelFiles, Kernels};
 use npuhal_xdna2::kv::{KvError, KvGeometry, KvPart};
@@ -88,6 +89,55 @@ fn a_kv_cache_of_another_form_is_refused() {
     let read = |at_bytes, len_bytes| Err(KvError::Read { at_bytes, len_bytes, wanted_bytes: 0x1000 });
     assert_eq!(kv_transfers(&with((0x4100, 0, 0x1000))), read(0x4100, 0x1000));
     assert_eq!(kv_transfers(&with((0x4000, 0, 0x800))), read(0x4000, 0x800));
+}
+
+/// Files whose layer kernel has one more transfer: of `argument`, at `at_bytes(context)`, of `len_bytes(context)`.
+fn with_transfer(argument: u32, at_bytes: fn(u32) -> u64, len_bytes: fn(u32) -> u64) -> KernelFiles {
+    let mut files = kernel_files(&small(), 64);
+    files.layer = [1, 2, 17].map(|context| {
+        instruction_elf(&layer_stream_with(&small(), 64, context, |code| {
+            code.transfer(argument, at_bytes(context), len_bytes(context));
+        }))
+    });
+    files
+}
+
+#[test]
+fn a_transfer_that_moves_with_the_context_is_refused_unless_it_is_of_the_kv_cache() {
+    let moves = |argument: &str, at_bytes: u32| {
+        format!("the transfer at byte {at_bytes:#x} of argument {argument} depends on the context length")
+    };
+    // Inside the buffer again at the longest context, 64: only lengths between leave it.
+    let wrapping = with_transfer(0, |context| u64::from((context - 1).wrapping_mul(0x0410_4110)), |_| 16);
+    for (files, wanted) in [
+        (wrapping, moves("0 (act)", 0)),
+        (with_transfer(2, |context| u64::from(context - 1) * 16, |_| 16), moves("2 (layer norms)", 0)),
+        (with_transfer(3, |_| 64, |context| 16 * u64::from(context.div_ceil(16))), moves("3 (head norms)", 64)),
+        (with_transfer(0, |context| 128 * u64::from(context.div_ceil(16)), |_| 16), moves("0 (act)", 128)),
+    ] {
+        let found = refusal(&files, &small());
+        assert!(found.contains(&wanted), "{found}");
+    }
+}
+
+#[test]
+fn the_first_symbol_of_the_initial_configuration_is_argument_0() {
+    let mut files = kernel_files(&small(), 64);
+    files.layer = [1, 2, 17].map(|context| {
+        let spec = PartialElfSpec {
+            code: layer_stream(&small(), 64, context),
+            symbols: [("5", 512), ("3", 512)]
+                .map(|(name, size)| ArgumentSymbol { name: name.to_owned(), size })
+                .to_vec(),
+            patches: vec![PatchEntry { symbol: 0, offset: 16, schema: 5, addend: 0 }],
+            uid: [0; 16],
+        };
+        spec.build().unwrap().to_bytes().unwrap()
+    });
+    let one = InstructionElf::parse(&files.layer[0]).unwrap();
+    let request = FullElfRequest { kernel: INIT_KERNEL, mode: PdiMode::InitOnly, pdi: &files.pdi, columns: 8 };
+    let error = assemble(&one, &request).unwrap_err();
+    assert_eq!(error, AssembleError::InitArgument { kernel: INIT_KERNEL.to_owned(), argument: 2 });
 }
 
 #[test]
@@ -221,7 +271,7 @@ fn the_published_layer_kernel_fits_qwen3_0_6b() {
     let dimensions = Dimensions::of(&config).unwrap();
     let layer = InstructionElf::parse(&one).unwrap();
     let kv = KvGeometry::of(&layer, &InstructionElf::parse(&two).unwrap()).unwrap();
-    assert_eq!((kv.positions(), kv.row_bytes(), kv.heads_of_row(), kv.len_bytes()), (4096, 0x400, 4, 16 << 20));
+    assert_eq!((kv.positions(), kv.row_bytes(), kv.len_bytes()), (4096, 0x400, 16 << 20));
     // Every group of the packed weights is read, in order.
     let layout = LayerLayout::new(&dimensions);
     let placed = [&layout.q, &layout.k, &layout.v, &layout.o, &layout.up_gate, &layout.down];

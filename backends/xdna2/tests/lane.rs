@@ -122,6 +122,7 @@ impl Spy {
         let buffer = ArgKind::Buffer { direction: Direction::InOut, min_bytes: 0 };
         inner.define("flinit", &[buffer]);
         inner.define("flhead", &[buffer; 4]);
+        inner.script("flhead", |buffers| buffers[0].fill(0));
         (1..=POSITIONS).for_each(|context| inner.define(&format!("fl{context:05}"), &[buffer; 5]));
         Self { inner, buffers: Arc::default() }
     }
@@ -211,6 +212,8 @@ fn a_generation_is_one_context_and_one_list_a_token() {
     let mut wanted: Vec<String> = norms(0).collect();
     wanted.push("load 0 fl00001".to_owned());
     wanted.extend(new_list(1, "fl00001"));
+    let poison = ["write logits 0..4".to_owned(), "write logits 380..384".to_owned()];
+    wanted.extend(poison.clone());
     wanted.push("write act 0..512".to_owned());
     wanted.push("submit 1 1 fl00001 fl00001 fl00001 flhead".to_owned());
     // The next token's list, while this one runs.
@@ -221,7 +224,8 @@ fn a_generation_is_one_context_and_one_list_a_token() {
     assert_eq!(short(&spy.inner.take_calls()), wanted);
 
     step(&mut lane, 1, Want::Last).unwrap();
-    let mut wanted = vec!["write act 0..512".to_owned(), "submit 2 2 fl00002 fl00002 fl00002 flhead".to_owned()];
+    let mut wanted = poison.to_vec();
+    wanted.extend(["write act 0..512".to_owned(), "submit 2 2 fl00002 fl00002 fl00002 flhead".to_owned()]);
     wanted.extend(norms(0));
     wanted.push("load 0 fl00003".to_owned());
     wanted.extend((0..LAYERS).map(|layer| format!("rebind 1 {layer} fl00003")));
@@ -331,10 +335,28 @@ fn logits_are_the_bf16_values_of_the_buffer() {
     let (spy, mut lane) = load();
     let values: Vec<f32> = (0..192).map(|i| bf16_value(bf16_bits(i as f32 * -0.37 + 20.0))).collect();
     let bytes: Vec<u8> = values.iter().flat_map(|value| bf16_bits(*value).to_le_bytes()).collect();
-    spy.buffer("logits").write(0, &bytes).unwrap();
+    spy.inner.script("flhead", move |buffers| buffers[0][..bytes.len()].copy_from_slice(&bytes));
     let logits = step(&mut lane, 0, Want::Last).unwrap();
     assert_eq!((logits.rows(), logits.row(0)), (1, values.as_slice()));
     assert_eq!(step(&mut lane, 1, Want::Nothing).unwrap().rows(), 0);
+}
+
+#[test]
+fn logits_that_never_arrive_are_not_those_of_the_token_before() {
+    let (spy, mut lane) = load();
+    step(&mut lane, 0, Want::Last).unwrap();
+    // Completes without a word; then with all but the last.
+    for left in [384, 4] {
+        spy.inner.script("flhead", move |buffers| buffers[0][..384 - left].fill(0));
+        let error = step(&mut lane, 1, Want::Last).unwrap_err();
+        let wanted = format!("the logits of position 1 never arrived at byte {:#x}", 384 - left);
+        assert!(matches!(error, RunError::Failed { .. }) && error.to_string().contains(&wanted), "{error}");
+        assert!(step(&mut lane, 1, Want::Last).unwrap_err().loses_context(), "the context is not trusted any more");
+        lane.begin().unwrap();
+    }
+    step(&mut lane, 1, Want::Nothing).unwrap();
+    spy.inner.script("flhead", |buffers| buffers[0].fill(0));
+    step(&mut lane, 2, Want::Last).unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::identity::Identity;
 use super::load::hash_file;
 use super::metadata::METADATA_FILE;
 use super::plan::{self, Array};
-use super::publish::{Staging, sync};
+use super::publish::{PackageStaging, sync};
 use super::shape::{CONTEXT_POSITIONS, Family, HEAD_DIM, Shape};
 use super::source::Checkpoint;
 use super::write::{Listed, Written, write_array, write_companion};
@@ -104,7 +104,7 @@ pub fn convert(
     let companions = std::mem::take(&mut checkpoint.companions);
     let array_bytes: u64 = arrays.iter().map(Array::len_bytes).sum();
     let companion_bytes: u64 = companions.iter().map(|(_, contents)| contents.len() as u64).sum();
-    let staging = Staging::create(request.target)?;
+    let staging = PackageStaging::create(request.target)?;
     check_space(staging.path(), array_bytes + companion_bytes)?;
     if let Some(file) = &checkpoint.file {
         let sha256 = hash_file(file, &mut |_| Ok(control.check()?))?;

@@ -1,6 +1,7 @@
 //! Errors of packages.
 
 use crate::error::ModelError;
+use crate::q4nx::staging::StagingError;
 use npuhal_core::RunError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -139,6 +140,12 @@ pub enum PackageError {
     /// The caller stopped the work.
     #[error(transparent)]
     Stopped(#[from] RunError),
+}
+
+impl From<StagingError> for PackageError {
+    fn from(StagingError { path, action, source }: StagingError) -> Self {
+        Self::Io { path, action, source }
+    }
 }
 
 pub(super) fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> PackageError {

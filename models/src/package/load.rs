@@ -3,7 +3,7 @@
 use super::error::{PackageError, io_error};
 use super::metadata::{FileEntry, Metadata, QuantizedEntry, RawEntry, TensorEntry};
 use super::plan::{self, Array, LayerArray, Storage, layer_array};
-use super::write::hexadecimal;
+use crate::hexadecimal;
 use crate::map::FileMap;
 use crate::tensor::{Tensor, WeightType};
 use npuhal_core::stage::Control;

@@ -113,8 +113,6 @@ pub struct Metadata {
 
 /// Base of the rotary frequencies where the source states none.
 pub(super) const DEFAULT_ROPE_THETA: f64 = 10_000.0;
-/// Epsilon where the source states none.
-pub(super) const DEFAULT_RMS_NORM_EPS: f64 = 1e-5;
 
 impl Metadata {
     /// Reads `metadata.json` of the package in `directory`.
@@ -173,7 +171,7 @@ impl Metadata {
             family,
             shape,
             rope_theta: number("rope_theta", text.rope_theta, DEFAULT_ROPE_THETA)?,
-            rms_norm_eps: number("rms_norm_eps", text.rms_norm_eps, DEFAULT_RMS_NORM_EPS)?,
+            rms_norm_eps: number("rms_norm_eps", text.rms_norm_eps, f64::from(family.norm_epsilon()))?,
             model_id: text.model_id,
             source_model: text.source_model,
             source_revision: text.source_revision,

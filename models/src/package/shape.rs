@@ -47,6 +47,15 @@ impl Family {
         }
     }
 
+    /// What RMSNorm adds to the mean of squares in its graphs, where it is compiled in; of a checkpoint that states none too.
+    #[must_use]
+    pub const fn norm_epsilon(self) -> f32 {
+        match self {
+            Self::Llama => 1e-5,
+            Self::Qwen2 => 1e-6,
+        }
+    }
+
     /// System message of a conversation that has none.
     #[must_use]
     pub const fn default_system(self) -> &'static str {

@@ -2,12 +2,13 @@
 
 use super::error::PackageError;
 use super::identity::SourceNames;
-use super::metadata::{DEFAULT_RMS_NORM_EPS, DEFAULT_ROPE_THETA};
+use super::metadata::DEFAULT_ROPE_THETA;
 use super::plan::Part;
 use super::shape::{FIELD_NAMES, Family, Fields, HEAD_DIM, Shape};
 use crate::config::{RopePairing, RopeScaling};
 use crate::error::ModelError;
 use crate::gguf::GgufFile;
+use crate::q4nx::names::q4nx_name;
 use crate::safetensors::{SafetensorsCheckpoint, read_bounded};
 use crate::source::{LayerTensor, ModelSource, TensorRole};
 use crate::tensor::Tensor;
@@ -95,7 +96,7 @@ impl Checkpoint {
             None if matches!(part, Part::TensorOrZeros(_)) => Ok(None),
             None => Err(PackageError::Model(ModelError::Missing {
                 path: self.path().to_owned(),
-                what: hf_name(role).map_or_else(|| format!("{role:?}"), |name| format!("tensor {name:?}")),
+                what: q4nx_name(role).map_or_else(|| format!("{role:?}"), |name| format!("tensor {name:?}")),
                 remedy: "the checkpoint is incomplete; fetch it again".to_owned(),
             })),
         }
@@ -111,7 +112,7 @@ impl Checkpoint {
     fn tensor(&self, role: TensorRole) -> Result<Option<SourceRows>, PackageError> {
         match &self.tensors {
             Tensors::Checkpoint(checkpoint) => {
-                let Some(name) = hf_name(role) else { return Ok(None) };
+                let Some(name) = q4nx_name(role) else { return Ok(None) };
                 Ok(checkpoint.tensor(&name)?.map(|tensor| SourceRows { tensor, interleaved: false }))
             }
             Tensors::Gguf(model) => {
@@ -126,10 +127,9 @@ impl Checkpoint {
     /// Refuses tensors that a package would silently leave out.
     fn check_unused(&self) -> Result<(), PackageError> {
         let Tensors::Checkpoint(checkpoint) = &self.tensors else { return Ok(()) };
-        let layers =
-            (0..self.shape.layers).flat_map(|layer| LAYER_NAMES.map(|(part, _)| TensorRole::Layer(layer, part)));
+        let layers = (0..self.shape.layers).flat_map(|layer| LAYER_TENSORS.map(|part| TensorRole::Layer(layer, part)));
         let whole = [TensorRole::TokenEmbedding, TensorRole::FinalNorm, TensorRole::Head];
-        let known: HashSet<String> = whole.into_iter().chain(layers).filter_map(hf_name).collect();
+        let known: HashSet<String> = whole.into_iter().chain(layers).filter_map(q4nx_name).collect();
         let names = checkpoint.files().iter().flat_map(|file| file.tensors().iter().map(|info| info.name()));
         // Frequencies follow from the configuration; old checkpoints store them.
         let mut unused = names.filter(|name| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq"));
@@ -144,34 +144,21 @@ impl Checkpoint {
     }
 }
 
-const LAYER_NAMES: [(LayerTensor, &str); 12] = [
-    (LayerTensor::InputNorm, "input_layernorm.weight"),
-    (LayerTensor::Q, "self_attn.q_proj.weight"),
-    (LayerTensor::QBias, "self_attn.q_proj.bias"),
-    (LayerTensor::K, "self_attn.k_proj.weight"),
-    (LayerTensor::KBias, "self_attn.k_proj.bias"),
-    (LayerTensor::V, "self_attn.v_proj.weight"),
-    (LayerTensor::VBias, "self_attn.v_proj.bias"),
-    (LayerTensor::O, "self_attn.o_proj.weight"),
-    (LayerTensor::PostAttentionNorm, "post_attention_layernorm.weight"),
-    (LayerTensor::Gate, "mlp.gate_proj.weight"),
-    (LayerTensor::Up, "mlp.up_proj.weight"),
-    (LayerTensor::Down, "mlp.down_proj.weight"),
+/// Tensors of a layer that a package has room for.
+const LAYER_TENSORS: [LayerTensor; 12] = [
+    LayerTensor::InputNorm,
+    LayerTensor::Q,
+    LayerTensor::QBias,
+    LayerTensor::K,
+    LayerTensor::KBias,
+    LayerTensor::V,
+    LayerTensor::VBias,
+    LayerTensor::O,
+    LayerTensor::PostAttentionNorm,
+    LayerTensor::Gate,
+    LayerTensor::Up,
+    LayerTensor::Down,
 ];
-
-/// Name of a role's tensor in a Hugging Face checkpoint of the families `llama` and `qwen2`.
-fn hf_name(role: TensorRole) -> Option<String> {
-    match role {
-        TensorRole::TokenEmbedding => Some("model.embed_tokens.weight".to_owned()),
-        TensorRole::FinalNorm => Some("model.norm.weight".to_owned()),
-        TensorRole::Head => Some("lm_head.weight".to_owned()),
-        TensorRole::RopeFactors => None,
-        TensorRole::Layer(layer, part) => {
-            let suffix = LAYER_NAMES.iter().find(|(known, _)| *known == part).map(|(_, suffix)| suffix)?;
-            Some(format!("model.layers.{layer}.{suffix}"))
-        }
-    }
-}
 
 fn open_directory(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageError> {
     let config_path = path.join(CONFIG);
@@ -197,7 +184,8 @@ fn open_directory(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, Packa
     check_features(&config_path, &config)?;
     let nested = config.get("rope_parameters").and_then(|parameters| parameters.get("rope_theta"));
     let rope_theta = positive(&config_path, "rope_theta", config.get("rope_theta").or(nested), DEFAULT_ROPE_THETA)?;
-    let rms_norm_eps = positive(&config_path, "rms_norm_eps", config.get("rms_norm_eps"), DEFAULT_RMS_NORM_EPS)?;
+    let default_eps = decimal(family.norm_epsilon());
+    let rms_norm_eps = positive(&config_path, "rms_norm_eps", config.get("rms_norm_eps"), default_eps)?;
     let checkpoint = SafetensorsCheckpoint::open(path)?;
     let mut companions = Vec::new();
     for name in COMPANIONS {
@@ -256,6 +244,11 @@ fn check_features(path: &Path, config: &Map<String, Value>) -> Result<(), Packag
     }
 }
 
+/// The shortest decimal that is this f32.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
 /// The number as the configuration writes it.
 fn positive(path: &Path, field: &str, value: Option<&Value>, default: f64) -> Result<Number, PackageError> {
     let found = match value {
@@ -291,11 +284,7 @@ fn open_gguf(path: &Path, shape: Option<Shape>) -> Result<Checkpoint, PackageErr
     if config.rope.dims != HEAD_DIM {
         return refuse(&format!("rotation of {} elements of a head", config.rope.dims), "all 64");
     }
-    let number = |value: f32| {
-        // The shortest decimal that is this f32.
-        let decimal = value.to_string().parse().unwrap_or(f64::from(value));
-        Number::from_f64(decimal).unwrap_or_else(|| Number::from(0))
-    };
+    let number = |value: f32| Number::from_f64(decimal(value)).unwrap_or_else(|| Number::from(0));
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let stated =
         ["general.name", "general.basename"].map(|key| file.get(key).and_then(|v| v.as_str().map(str::to_owned)));

@@ -2,15 +2,11 @@
 
 use super::error::PackageError;
 use crate::config::ModelConfig;
-use crate::vocabulary::{TokenKind, Vocabulary};
+use crate::q4nx::tokenizer::tokenizer_json;
+use crate::vocabulary::Vocabulary;
 use npuhal_core::stage::TokenId;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::path::Path;
-
-/// Pattern of Qwen2 and, with another run of digits, of Llama 3, as their `tokenizer.json` state it.
-const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// `config.json`, and where the file has a vocabulary `tokenizer.json`, `tokenizer_config.json` and `generation_config.json`.
 ///
@@ -26,17 +22,12 @@ pub(super) fn companions(
     if vocabulary.model == "none" {
         return Ok(files);
     }
-    let refuse = |feature: String, supported| Err(PackageError::Feature { path: path.to_owned(), feature, supported });
-    if vocabulary.model != "gpt2" {
-        return refuse(format!("tokenizer model {:?}", vocabulary.model), "gpt2 (byte-level BPE)");
-    }
-    let Some(pre_tokenizer) = pre_tokenizer(&vocabulary.pre_tokenizer) else {
-        let feature = format!("pre-tokenizer {:?}", vocabulary.pre_tokenizer);
-        return refuse(feature, "gpt-2, smollm, qwen2, llama-bpe");
-    };
-    // Long and read by machines: no indentation.
-    let tokenizer = tokenizer_json(vocabulary, pre_tokenizer).to_string().into_bytes();
-    files.push(("tokenizer.json".to_owned(), tokenizer));
+    let tokenizer = tokenizer_json(vocabulary).map_err(|reason| PackageError::Feature {
+        path: path.to_owned(),
+        feature: format!("the tokenizer ({reason})"),
+        supported: "byte-level BPE with a known pre-tokenizer",
+    })?;
+    files.push(("tokenizer.json".to_owned(), tokenizer.into_bytes()));
     files.push(file("tokenizer_config.json", tokenizer_config_json(config, vocabulary)));
     files.push(file("generation_config.json", json!({ "eos_token_id": vocabulary.eos })));
     Ok(files)
@@ -60,67 +51,6 @@ fn config_json(config: &ModelConfig, vocabulary: &Vocabulary) -> Value {
         "tie_word_embeddings": config.tied_head,
         "eos_token_id": end_of_turn(vocabulary),
         "bos_token_id": vocabulary.bos,
-    })
-}
-
-fn tokenizer_json(vocabulary: &Vocabulary, pre_tokenizer: Value) -> Value {
-    let listed = || vocabulary.tokens.iter().zip(&vocabulary.kinds).enumerate();
-    // Unused ids pad the embedding and have no text.
-    let vocab: Map<String, Value> = listed()
-        .filter(|(_, (_, kind))| **kind != TokenKind::Unused)
-        .map(|(id, (token, _))| (token.clone(), json!(id)))
-        .collect();
-    let added: Vec<Value> = listed()
-        .filter(|(id, (_, kind))| {
-            let ends = vocabulary.eos.contains(&(*id as TokenId));
-            ends || matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined)
-        })
-        .map(|(id, (token, kind))| {
-            json!({
-                "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-                "special": *kind != TokenKind::UserDefined,
-            })
-        })
-        .collect();
-    let merges: Vec<Value> =
-        vocabulary.merges.iter().filter_map(|merge| merge.split_once(' ')).map(|(a, b)| json!([a, b])).collect();
-    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
-    json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": null,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": null,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": matches!(vocabulary.pre_tokenizer.as_str(), "llama-bpe" | "llama3" | "llama-v3"),
-            "vocab": vocab,
-            "merges": merges,
-        },
-    })
-}
-
-/// The published pre-tokenizer of a GGUF name.
-fn pre_tokenizer(name: &str) -> Option<Value> {
-    let byte_level = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
-    let sequence =
-        |first: Value, use_regex: bool| json!({ "type": "Sequence", "pretokenizers": [first, byte_level(use_regex)] });
-    let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-    Some(match name {
-        "" | "default" | "gpt-2" => byte_level(true),
-        "smollm" => sequence(json!({ "type": "Digits", "individual_digits": true }), true),
-        "qwen2" | "deepseek-r1-qwen" => sequence(split(QWEN2), false),
-        "llama-bpe" | "llama3" | "llama-v3" => sequence(split(LLAMA3), false),
-        _ => return None,
     })
 }
 
@@ -156,6 +86,7 @@ fn end_of_turn(vocabulary: &Vocabulary) -> Option<TokenId> {
 mod tests {
     use super::*;
     use crate::tokenizer::{Specials, Tokenizer};
+    use crate::vocabulary::TokenKind;
 
     fn vocabulary(pre_tokenizer: &str) -> Vocabulary {
         let file: Value =
@@ -193,14 +124,21 @@ mod tests {
         for name in ["gpt-2", "smollm", "qwen2", "llama-bpe", "default"] {
             let vocabulary = vocabulary(name);
             let own = Tokenizer::from_vocabulary(&vocabulary).unwrap();
-            let file = tokenizer_json(&vocabulary, pre_tokenizer(name).unwrap()).to_string();
+            let file = tokenizer_json(&vocabulary).unwrap();
             let published: tokenizers::Tokenizer = file.parse().unwrap();
             for text in texts {
                 let encoding = published.encode_fast(text, false).unwrap();
                 assert_eq!(encoding.get_ids(), own.encode(text, Specials::Parse).unwrap(), "{name}: {text:?}");
             }
         }
-        assert!(pre_tokenizer("unheard-of").is_none());
+        assert!(tokenizer_json(&vocabulary("unheard-of")).unwrap_err().contains("pre-tokenizer"));
+    }
+
+    #[test]
+    fn a_merge_that_is_no_pair_is_not_left_out() {
+        let mut damaged = vocabulary("smollm");
+        damaged.merges.push("alone".to_owned());
+        assert_eq!(tokenizer_json(&damaged).unwrap_err(), "the merge \"alone\" is no pair");
     }
 
     #[test]

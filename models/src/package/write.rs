@@ -4,6 +4,7 @@ use super::error::{PackageError, io_error};
 use super::metadata::METADATA_FILE;
 use super::plan::{Array, Storage};
 use super::source::{Checkpoint, SourceRows};
+use crate::hexadecimal;
 use npuhal_core::dtype::{bf16_bits, f16_bits};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -242,10 +243,6 @@ impl HashedFile {
         self.file.flush().map_err(io_error(&self.path, "write"))?;
         Ok(Listed { name: self.name, sha256: hexadecimal(&self.hash.finalize()), size_bytes: self.size_bytes })
     }
-}
-
-pub(super) fn hexadecimal(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -4,12 +4,11 @@
 //! rounded to bf16. All others are quantized anew, a group of 32 columns at a time: scale `bf16((max - min) / 15)`, zero
 //! `bf16(min)`, code `(w - zero) / scale` rounded half to even and kept within 0 to 15, all in f32.
 
-use super::tile::{
-    BF16_EXCESS, GROUP_COLS, GROUPS, Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes, bf16_bits, bf16_excess, bf16_round,
-};
+use super::tile::{BF16_EXCESS, GROUP_COLS, GROUPS, Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes, bf16_excess};
 use crate::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
 use crate::quant::dequantize_row;
 use crate::tensor::{Tensor, WeightType};
+use npuhal_core::dtype::{bf16_bits, round_bf16};
 
 /// How a GGUF type fares in q4_1 tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,7 +107,7 @@ pub(super) fn code_row(
 #[inline(never)]
 fn requantize(values: &[f32; GROUP_COLS], codes: &mut [u8; GROUP_COLS]) -> (f32, f32) {
     let Some((min, max)) = range(values) else { return (f32::NAN, f32::NAN) };
-    let (scale, zero) = (bf16_round((max - min) / 15.0), bf16_round(min));
+    let (scale, zero) = (round_bf16((max - min) / 15.0), round_bf16(min));
     let divisor = if scale == 0.0 { 1.0 } else { scale };
     // In two steps over the whole group, which the compiler turns into vector instructions.
     let mut rounded = [0_u32; GROUP_COLS];
@@ -200,7 +199,7 @@ mod tests {
         let mut codes = [0; GROUP_COLS];
         let (scale, zero) = requantize(&values, &mut codes);
         assert_eq!(zero, 1.007_812_5);
-        assert_eq!(scale, bf16_round((values[1] - values[0]) / 15.0));
+        assert_eq!(scale, round_bf16((values[1] - values[0]) / 15.0));
         assert_eq!((codes[0], codes[1]), (0, ((values[1] - zero) / scale).round_ties_even() as u8));
     }
 
@@ -253,7 +252,7 @@ mod tests {
             assert!(parts.write_q4_1(&mut tile));
             let mut decoded = [0.0; TILE_ELEMENTS];
             TileDecoder::Q4_1.decode(&tile, &mut decoded).unwrap();
-            let (scale, zero_bf16) = (bf16_round(d.to_f32()), bf16_round(zero));
+            let (scale, zero_bf16) = (round_bf16(d.to_f32()), round_bf16(zero));
             for c in 0..TILE_COLS {
                 let code = f32::from(parts.codes[3][c]);
                 assert_eq!(code * d.to_f32() + zero, wanted[c], "{weight_type} {c}");

@@ -1,6 +1,7 @@
 //! Errors of packing and verifying.
 
 use super::guard::ScaleProblem;
+use super::staging::StagingError;
 use crate::error::ModelError;
 use crate::tensor::WeightType;
 use npuhal_core::error::RunError;
@@ -100,6 +101,12 @@ pub enum PackError {
 }
 
 /// Turns what the system said into an error about `path`.
+impl From<StagingError> for PackError {
+    fn from(StagingError { path, action, source }: StagingError) -> Self {
+        Self::Io { path, action, source }
+    }
+}
+
 pub(super) fn io_error(path: &std::path::Path, action: &'static str) -> impl FnOnce(io::Error) -> PackError {
     let path = path.to_owned();
     move |source| PackError::Io { path, action, source }

@@ -7,7 +7,7 @@ use super::error::{PackError, io_error};
 use super::guard::{self, DeclaredScale};
 use super::layout::{Layout, PlannedTensor};
 use super::names::{is_plain, q4nx_name, role_of_gguf};
-use super::staging::Staging;
+use super::staging::{Staging, StagingError};
 use super::stamp::{self, CONVERTER, FileState, Stamp, StampState};
 use super::tile::{Q4_1_BYTES, TILE_COLS, TILE_ROWS, TileCodes};
 use super::tokenizer;
@@ -298,7 +298,7 @@ impl Tokenizers {
         Ok(Self(files))
     }
 
-    fn write(&self, staging: &Staging) -> Result<(), PackError> {
+    fn write(&self, staging: &Staging) -> Result<(), StagingError> {
         self.0.iter().try_for_each(|(file, contents)| staging.write(file, contents))
     }
 }

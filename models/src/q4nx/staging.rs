@@ -1,11 +1,30 @@
 //! A directory that appears whole or not at all: it is filled beside its place under another name, written to the disk, and
 //! renamed. What a killed process leaves behind is swept away by the next one.
 
-use super::error::{PackError, io_error};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use thiserror::Error;
+
+/// The system refused something.
+#[derive(Debug, Error)]
+#[error("{}: cannot {action}: {source}", path.display())]
+pub struct StagingError {
+    /// File or directory.
+    pub path: PathBuf,
+    /// What was to be done.
+    pub action: &'static str,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+fn io_error(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> StagingError {
+    let path = path.to_owned();
+    move |source| StagingError { path, action, source }
+}
 
 /// A directory being filled. Removed when dropped before it is published.
 #[derive(Debug)]
@@ -22,8 +41,8 @@ impl Staging {
     /// Makes the directory that will become `target`, whose parent exists.
     ///
     /// # Errors
-    /// [`PackError::Io`].
-    pub fn new(target: &Path) -> Result<Self, PackError> {
+    /// [`StagingError`].
+    pub fn new(target: &Path) -> Result<Self, StagingError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let Some(name) = target.file_name() else {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "the path does not end in a name");
@@ -50,6 +69,12 @@ impl Staging {
         }
     }
 
+    /// The directory while it is being filled.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.path
+    }
+
     /// Where a file of the directory is while it is being filled.
     #[must_use]
     pub fn path(&self, file: &str) -> PathBuf {
@@ -59,45 +84,40 @@ impl Staging {
     /// Writes a whole file, to the disk.
     ///
     /// # Errors
-    /// [`PackError::Io`].
-    pub fn write(&self, file: &str, contents: &[u8]) -> Result<(), PackError> {
+    /// [`StagingError`].
+    pub fn write(&self, file: &str, contents: &[u8]) -> Result<(), StagingError> {
         let path = self.path(file);
         fs::write(&path, contents).map_err(io_error(&path, "write"))?;
         File::open(&path).and_then(|file| file.sync_all()).map_err(io_error(&path, "write"))
     }
 
-    /// Takes over what is called `name` in the directory that is there: a link, or a folder of files, which are copied. Without
-    /// such a thing there is nothing to do.
+    /// Takes over what is called `name` in the directory that is there: a link, or a folder, which is copied. Returns whether
+    /// there is such a thing.
     ///
     /// # Errors
-    /// [`PackError::Io`].
-    pub fn keep(&self, name: &str) -> Result<(), PackError> {
-        let (from, to) = (self.target.join(name), self.path.join(name));
-        let Ok(metadata) = fs::symlink_metadata(&from) else { return Ok(()) };
-        if metadata.is_symlink() {
-            let link = fs::read_link(&from).map_err(io_error(&from, "read"))?;
-            return std::os::unix::fs::symlink(link, &to).map_err(io_error(&to, "make"));
+    /// [`StagingError`].
+    pub fn keep(&self, name: &str) -> Result<bool, StagingError> {
+        let from = self.target.join(name);
+        match fs::symlink_metadata(&from) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(io_error(&from, "inspect")(error)),
+            Ok(metadata) => copy(&from, &metadata, &self.path.join(name)).map(|()| true),
         }
-        fs::create_dir(&to).map_err(io_error(&to, "make"))?;
-        for entry in fs::read_dir(&from).map_err(io_error(&from, "list"))? {
-            let entry = entry.map_err(io_error(&from, "list"))?;
-            let copy = to.join(entry.file_name());
-            fs::copy(entry.path(), &copy).map_err(io_error(&entry.path(), "copy"))?;
-            File::open(&copy).and_then(|file| file.sync_all()).map_err(io_error(&copy, "write"))?;
-        }
-        sync_directory(&to)
     }
 
     /// Gives the directory its name. With `replace` it takes the place of the one that is there.
     ///
     /// # Errors
-    /// [`PackError::Io`].
-    pub fn publish(mut self, replace: bool) -> Result<(), PackError> {
+    /// [`StagingError`].
+    pub fn publish(mut self, replace: bool) -> Result<(), StagingError> {
         sync_directory(&self.path)?;
         let renamed = if replace && self.target.exists() {
-            let flags = rustix::fs::RenameFlags::EXCHANGE;
-            rustix::fs::renameat_with(rustix::fs::CWD, &self.path, rustix::fs::CWD, &self.target, flags)
-                .map_err(io::Error::from)
+            let exchanged = rustix::fs::renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::EXCHANGE);
+            if let Err(errno @ (Errno::INVAL | Errno::NOSYS)) = exchanged {
+                let action = "be replaced at once, which this file system does not do; remove it first";
+                return Err(io_error(&self.target, action)(errno.into()));
+            }
+            exchanged.map_err(io::Error::from)
         } else {
             // Takes the place of an empty directory, of nothing else.
             let renamed = fs::rename(&self.path, &self.target);
@@ -118,16 +138,43 @@ impl Drop for Staging {
     }
 }
 
-fn sync_directory(path: &Path) -> Result<(), PackError> {
+/// Copies a link, a file or a folder, to the disk.
+fn copy(from: &Path, metadata: &fs::Metadata, to: &Path) -> Result<(), StagingError> {
+    if metadata.is_symlink() {
+        let link = fs::read_link(from).map_err(io_error(from, "read"))?;
+        return std::os::unix::fs::symlink(link, to).map_err(io_error(to, "make"));
+    }
+    if metadata.is_file() {
+        fs::copy(from, to).map_err(io_error(from, "copy"))?;
+        return File::open(to).and_then(|file| file.sync_all()).map_err(io_error(to, "write"));
+    }
+    if !metadata.is_dir() {
+        let source = io::Error::new(io::ErrorKind::Unsupported, "it is no file, folder or link");
+        return Err(io_error(from, "copy")(source));
+    }
+    fs::create_dir(to).map_err(io_error(to, "make"))?;
+    for entry in fs::read_dir(from).map_err(io_error(from, "list"))? {
+        let entry = entry.map_err(io_error(from, "list"))?;
+        let metadata = entry.metadata().map_err(io_error(&entry.path(), "inspect"))?;
+        copy(&entry.path(), &metadata, &to.join(entry.file_name()))?;
+    }
+    sync_directory(to)
+}
+
+fn sync_directory(path: &Path) -> Result<(), StagingError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(io_error(path, "write"))
 }
 
 /// Removes directories in `parent` that nobody works on any more.
 fn sweep(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let ours = entry.file_name().to_string_lossy().starts_with(prefix);
-        if let Some(directory) = File::open(entry.path()).ok().filter(|_| ours)
-            && directory.try_lock().is_ok()
+        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+            continue;
+        }
+        // A directory only: opening something else may wait for another process.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if let Ok(directory) = rustix::fs::open(entry.path(), flags, Mode::empty())
+            && File::from(directory).try_lock().is_ok()
         {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -173,15 +220,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("out");
         fs::create_dir_all(target.join("npu")).unwrap();
+        fs::create_dir_all(target.join("npu/deeper")).unwrap();
         fs::write(target.join("npu/layer.pdi"), "image").unwrap();
+        fs::write(target.join("npu/deeper/notes"), "mine").unwrap();
         for _ in 0..2 {
             let staging = Staging::new(&target).unwrap();
             staging.write("new", b"1").unwrap();
-            staging.keep("npu").unwrap();
-            staging.keep("nothing").unwrap();
+            assert!(staging.keep("npu").unwrap());
+            assert!(!staging.keep("nothing").unwrap());
             staging.publish(true).unwrap();
             assert_eq!(names(&target), ["new", "npu"]);
             assert_eq!(fs::read(target.join("npu/layer.pdi")).unwrap(), b"image");
+            assert_eq!(fs::read(target.join("npu/deeper/notes")).unwrap(), b"mine");
         }
         fs::rename(target.join("npu"), folder.path().join("kernels")).unwrap();
         std::os::unix::fs::symlink("../kernels", target.join("npu")).unwrap();
@@ -189,6 +239,19 @@ mod tests {
         staging.keep("npu").unwrap();
         staging.publish(true).unwrap();
         assert_eq!(fs::read_link(target.join("npu")).unwrap(), Path::new("../kernels"));
+    }
+
+    #[test]
+    fn a_pipe_beside_the_directory_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["pipe", ".out.packing-1-8"] {
+            let mode = Mode::RUSR | Mode::WUSR;
+            rustix::fs::mknodat(CWD, folder.path().join(name), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        }
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let target = folder.path().join("out");
+        std::thread::spawn(move || sender.send(Staging::new(&target).is_ok()));
+        assert_eq!(receiver.recv_timeout(std::time::Duration::from_secs(20)), Ok(true));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! and fused arithmetic gives the same bits.
 
 use half::bf16;
+use npuhal_core::dtype::bf16_bits;
 use thiserror::Error;
 
 /// Rows of a tile: output features.
@@ -127,39 +128,12 @@ pub enum TileError {
     /// A Q8 tile without a word about its layout.
     #[error("Q8 tiles come in layouts A and B, which the file does not tell apart; say which")]
     LayoutUnknown,
+    /// A scale or a zero of a tile.
+    #[error("a scale or a zero of the tile is infinite or no number in bf16: the file is damaged")]
+    NotFinite,
     /// 8-bit codes do not fit 4 bits.
     #[error("a Q8 tensor does not fit q4_1 (8-bit codes)")]
     DoesNotFit,
-    /// An int8 table whose parts do not fit together.
-    #[error(
-        "wanted {codes} codes and {scale_bytes} bytes of scales for {rows} × {cols} (columns a multiple of 32), found {found_codes} and {found_scale_bytes}"
-    )]
-    Table {
-        /// Rows.
-        rows: usize,
-        /// Columns.
-        cols: usize,
-        /// Codes of such a table.
-        codes: u64,
-        /// Bytes of its scales.
-        scale_bytes: u64,
-        /// Codes given.
-        found_codes: usize,
-        /// Bytes of scales given.
-        found_scale_bytes: usize,
-    },
-    /// The table has no such row, or its rows are of another length.
-    #[error("wanted row {row} with {elements} elements, found {rows} rows of {cols}")]
-    NoSuchRow {
-        /// Row asked for.
-        row: usize,
-        /// Elements asked for.
-        elements: usize,
-        /// Rows there are.
-        rows: usize,
-        /// Elements of a row.
-        cols: usize,
-    },
 }
 
 impl TileDecoder {
@@ -244,14 +218,6 @@ fn bf16_at(tile: &[u8], at: usize) -> f32 {
     bf16::from_le_bytes([tile[at], tile[at + 1]]).to_f32()
 }
 
-/// Bits of the bf16 nearest to `x`, ties to even. Of no use for NaN.
-#[must_use]
-pub fn bf16_bits(x: f32) -> u16 {
-    let bits = x.to_bits();
-    // Only the bits of a NaN can wrap.
-    (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16
-}
-
 /// Where [`bf16_excess`] begins for what is not finite.
 pub(super) const BF16_EXCESS: u32 = 1 << 31;
 
@@ -260,12 +226,6 @@ pub(super) const BF16_EXCESS: u32 = 1 << 31;
 #[inline(always)]
 pub(super) const fn bf16_excess(x: f32) -> u32 {
     (x.to_bits() & 0x7FFF_FFFF) + (BF16_EXCESS - 0x7F7F_8000)
-}
-
-/// The bf16 nearest to `x`, as f32.
-#[must_use]
-pub fn bf16_round(x: f32) -> f32 {
-    f32::from_bits(u32::from(bf16_bits(x)) << 16)
 }
 
 /// Codes and constants of 32 rows × 256 columns, before they become a q4_1 tile.
@@ -364,7 +324,7 @@ const fn transposed(mut rows: [u64; 8]) -> [u64; 8] {
 /// [`repack_bound`].
 ///
 /// # Errors
-/// [`TileError::ByteCount`].
+/// [`TileError::ByteCount`], [`TileError::NotFinite`].
 pub fn repack_q4k(tile: &[u8]) -> Result<[u8; Q4_1_BYTES], TileError> {
     if tile.len() != Q4K_BYTES {
         return Err(TileError::ByteCount { wanted: Q4K_BYTES, found: tile.len() });
@@ -379,8 +339,7 @@ pub fn repack_q4k(tile: &[u8]) -> Result<[u8; Q4_1_BYTES], TileError> {
         }
     }
     let mut out = [0; Q4_1_BYTES];
-    parts.write_q4_1(&mut out);
-    Ok(out)
+    if parts.write_q4_1(&mut out) { Ok(out) } else { Err(TileError::NotFinite) }
 }
 
 /// Largest error [`repack_q4k`] may make in row `r` of group `g`: `15 · h(S · scale) + h(M · min) + 1e-12`, where `h` is half a
@@ -400,74 +359,14 @@ fn half_ulp(x: f32) -> f64 {
     if x == 0.0 { 0.0 } else { (f64::from(x).abs().log2().floor() - 8.0).exp2() }
 }
 
-/// A matrix of plain 8-bit codes, row-major, with an f32 scale for each 32 columns of a row: `code · scale`.
-#[derive(Debug, Clone, Copy)]
-pub struct Int8Table<'a> {
-    rows: usize,
-    cols: usize,
-    codes: &'a [u8],
-    scales: &'a [u8],
-}
-
-impl<'a> Int8Table<'a> {
-    /// A table of `rows × cols` codes and `rows × cols/32` little-endian scales.
-    ///
-    /// # Errors
-    /// [`TileError::Table`].
-    pub fn new(rows: usize, cols: usize, codes: &'a [u8], scales: &'a [u8]) -> Result<Self, TileError> {
-        let product = |a: usize, b: usize| (a as u64).saturating_mul(b as u64);
-        let (wanted_codes, wanted_scales) = (product(rows, cols), product(rows, cols / GROUP_COLS).saturating_mul(4));
-        let fits = cols.is_multiple_of(GROUP_COLS)
-            && codes.len() as u64 == wanted_codes
-            && scales.len() as u64 == wanted_scales;
-        if !fits {
-            return Err(TileError::Table {
-                rows,
-                cols,
-                codes: wanted_codes,
-                scale_bytes: wanted_scales,
-                found_codes: codes.len(),
-                found_scale_bytes: scales.len(),
-            });
-        }
-        Ok(Self { rows, cols, codes, scales })
-    }
-
-    /// Fills `out` with row `row`.
-    ///
-    /// # Errors
-    /// [`TileError::NoSuchRow`].
-    pub fn decode_row(&self, row: usize, out: &mut [f32]) -> Result<(), TileError> {
-        let (rows, cols) = (self.rows, self.cols);
-        if row >= rows || out.len() != cols {
-            return Err(TileError::NoSuchRow { row, elements: out.len(), rows, cols });
-        }
-        let codes = &self.codes[row * cols..(row + 1) * cols];
-        let groups = cols / GROUP_COLS;
-        let scales = &self.scales.as_chunks::<4>().0[row * groups..(row + 1) * groups];
-        let codes = codes.as_chunks::<GROUP_COLS>().0;
-        for ((out, codes), scale) in out.as_chunks_mut::<GROUP_COLS>().0.iter_mut().zip(codes).zip(scales) {
-            let scale = f32::from_le_bytes(*scale);
-            for (out, code) in out.iter_mut().zip(codes) {
-                *out = f32::from(*code as i8) * scale;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn bf16_rounds_to_nearest_even() {
-        assert_eq!([1.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0].map(bf16_bits), [0x3F80, 0x3F80, 0x3F82]);
+    fn the_excess_tells_what_is_not_finite_in_bf16() {
         for bits in (0..=u32::MAX).step_by(65_521).chain([0x7F7F_7FFF, 0x7F7F_8000, 0xFF7F_8000, u32::MAX]) {
             let x = f32::from_bits(bits);
-            if !x.is_nan() {
-                assert_eq!(bf16_bits(x), bf16::from_f32(x).to_bits(), "{x}");
-            }
             assert_eq!(bf16_excess(x) < BF16_EXCESS, bf16::from_f32(x).is_finite(), "{bits:x}");
         }
     }
@@ -503,22 +402,5 @@ mod tests {
             [0.0, 1.0, -1.5, 2.0, 0.75].map(half_ulp),
             [0.0, 1.0 / 256.0, 1.0 / 256.0, 1.0 / 128.0, 1.0 / 512.0]
         );
-    }
-
-    #[test]
-    fn int8_tables() {
-        let codes: Vec<u8> = (0..64).map(|code| (code as i8 - 32) as u8).collect();
-        let scales: Vec<u8> = [0.5_f32, 2.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        let table = Int8Table::new(2, 32, &codes, &scales).unwrap();
-        let mut row = [0.0; 32];
-        table.decode_row(1, &mut row).unwrap();
-        assert_eq!((row[0], row[31]), (0.0, 62.0));
-        table.decode_row(0, &mut row).unwrap();
-        assert_eq!((row[0], row[31]), (-16.0, -0.5));
-        assert!(table.decode_row(2, &mut row).is_err());
-        assert!(table.decode_row(0, &mut row[1..]).is_err());
-        assert!(Int8Table::new(2, 33, &codes, &scales).is_err());
-        assert!(Int8Table::new(usize::MAX, usize::MAX - 31, &codes, &scales).is_err());
-        assert!(Int8Table::new(1, 64, &codes, &scales[1..]).is_err());
     }
 }

@@ -15,12 +15,13 @@ use super::directory::MODEL_FILE;
 use super::error::PackError;
 use super::guard::{self, ScaleProblem};
 use super::pack::{Form, Item, items, read_model};
-use super::tile::{GROUP_COLS, Q4_1_BYTES, TILE_COLS, TILE_ELEMENTS, TILE_ROWS, TileDecoder, TileKind, bf16_round};
+use super::tile::{GROUP_COLS, Q4_1_BYTES, TILE_COLS, TILE_ELEMENTS, TILE_ROWS, TileDecoder, TileKind};
 use crate::gguf::GgufFile;
 use crate::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
 use crate::quant::dequantize_row;
 use crate::tensor::{Tensor, WeightType};
 use half::bf16;
+use npuhal_core::dtype::round_bf16;
 use npuhal_core::stage::Control;
 use std::collections::HashSet;
 use std::fmt;
@@ -459,7 +460,7 @@ impl Reference {
 
     /// Scale and zero are exact in f32 for every type whose codes are kept.
     fn coded(&mut self, g: usize, codes: &[u8; GROUP_COLS], scale: f64, zero: f64) {
-        let off = |x: f64| (f64::from(bf16_round(x as f32)) - x).abs();
+        let off = |x: f64| (f64::from(round_bf16(x as f32)) - x).abs();
         let (scale_off, zero_off) = (off(scale), off(zero));
         for (c, code) in codes.iter().enumerate() {
             let element = f64::from(*code) * scale + zero;
@@ -472,7 +473,7 @@ impl Reference {
         let min = f64::from(values.iter().copied().fold(f32::INFINITY, f32::min));
         let max = f64::from(values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let step = (max - min) / 15.0;
-        let (scale, zero) = (f64::from(bf16_round(step as f32)), f64::from(bf16_round(min as f32)));
+        let (scale, zero) = (f64::from(round_bf16(step as f32)), f64::from(round_bf16(min as f32)));
         let constants = (zero - min).abs() + 15.0 * (scale - step).abs();
         for (c, value) in values.iter().enumerate() {
             let element = f64::from(*value);

@@ -21,7 +21,7 @@ pub enum AddonError {
     Untrusted {
         /// The file.
         file: PathBuf,
-        /// `it` or `its folder`.
+        /// `it`, `its folder` or `a folder above it`.
         what: &'static str,
         /// What was found.
         reason: String,

@@ -1,7 +1,9 @@
-//! Whether a file may be run as a part of this program: it and its folder belong to the user or to root, and nobody else can
-//! write to them. Then nobody else can put another file in its place between the check and the loading either.
+//! Whether a file may be run as a part of this program: it and all folders above it belong to the user or to root, and nobody
+//! else can write to them. Then nobody else can put another file, or another folder, in its place between the check and the
+//! loading either. Above its own folder a sticky one (`/tmp`) will do: what is in there only its owner can rename.
 
 use super::AddonError;
+use npuhal_models::hexadecimal;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,23 +12,29 @@ use std::path::{Path, PathBuf};
 
 /// Write permission of the group and of others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// Permission bit of a folder in which each entry is its owner's.
+const STICKY: u32 = 0o1000;
 
 /// The file behind symbolic links.
 pub(super) fn canonical(file: &Path) -> Result<PathBuf, AddonError> {
     file.canonicalize().map_err(|error| unreadable(file, &error))
 }
 
-/// Checks `file` (without symbolic links) and its folder.
+/// Checks `file` (absolute, without symbolic links) and the folders above it.
 pub(super) fn check(file: &Path) -> Result<(), AddonError> {
     let user = rustix::process::geteuid().as_raw();
-    let metadata = fs::metadata(file).map_err(|error| unreadable(file, &error))?;
-    if !metadata.is_file() {
-        return Err(AddonError::Unreadable { file: file.to_owned(), reason: "it is not a file".to_owned() });
-    }
-    let folder = file.parent().unwrap_or(Path::new("/"));
-    let folder_metadata = fs::metadata(folder).map_err(|error| unreadable(folder, &error))?;
-    for (what, path, metadata) in [("it", file, &metadata), ("its folder", folder, &folder_metadata)] {
-        if let Some((reason, remedy)) = objection(path, metadata.uid(), metadata.mode(), user) {
+    for (depth, path) in file.ancestors().enumerate() {
+        let metadata = fs::metadata(path).map_err(|error| unreadable(path, &error))?;
+        if depth == 0 && !metadata.is_file() {
+            return Err(AddonError::Unreadable { file: file.to_owned(), reason: "it is not a file".to_owned() });
+        }
+        let what = match depth {
+            0 => "it",
+            1 => "its folder",
+            _ => "a folder above it",
+        };
+        let shared = if depth > 1 && metadata.mode() & STICKY != 0 { WRITABLE_BY_OTHERS } else { 0 };
+        if let Some((reason, remedy)) = objection(path, metadata.uid(), metadata.mode() & !shared, user) {
             return Err(AddonError::Untrusted { file: file.to_owned(), what, reason, remedy });
         }
     }
@@ -55,7 +63,7 @@ pub(super) fn sha256(file: &Path) -> Result<String, AddonError> {
         let mut block = vec![0; 1 << 16];
         loop {
             match reader.read(&mut block)? {
-                0 => return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+                0 => return Ok(hexadecimal(&hasher.finalize())),
                 len => hasher.update(&block[..len]),
             }
         }
@@ -110,6 +118,16 @@ mod tests {
         mode(folder.path(), 0o777);
         let message = check(&file).unwrap_err().to_string();
         assert!(message.contains("since its folder can be written by others (mode 0777)"), "{message}");
+        let inner = folder.path().canonicalize().unwrap().join("inner");
+        fs::create_dir(&inner).unwrap();
+        mode(&inner, 0o700);
+        let moved = inner.join("a.so");
+        fs::copy(&file, &moved).unwrap();
+        mode(&moved, 0o644);
+        let message = check(&moved).unwrap_err().to_string();
+        assert!(message.contains("since a folder above it can be written by others (mode 0777)"), "{message}");
+        mode(folder.path(), 0o1777);
+        assert_eq!(check(&moved), Ok(()), "in a sticky folder each entry is its owner's");
         mode(folder.path(), 0o700);
         assert!(check(&file.join("b")).is_err());
         assert!(check(folder.path()).is_err(), "a folder");

@@ -243,12 +243,20 @@ impl Calibrations {
         let is_same = |held: &CalibratedModel| CalibratedModel { name: wanted.name.clone(), ..held.clone() } == wanted;
         let mut entries = self.entries.iter().filter(|entry| entry.key == *key).rev();
         if let Some(entry) = entries.clone().find(|entry| is_same(&entry.model)) {
+            // Figures that were stated are not measured because another one was.
+            let is_whole_alone =
+                entry.bytes_per_second.is_none() || entry.head_seconds.is_none() && cost.head_seconds.is_some();
+            let source = if is_whole_alone {
+                CostSource::WholeMeasured(Box::new(cost.source.clone()))
+            } else {
+                CostSource::Measured
+            };
             return DeviceCost {
                 bytes_per_second: entry.bytes_per_second.unwrap_or(cost.bytes_per_second),
                 dispatch_seconds: entry.dispatch_seconds.unwrap_or(cost.dispatch_seconds),
                 head_seconds: entry.head_seconds.or(cost.head_seconds),
                 whole_seconds: Some(entry.whole_seconds),
-                source: CostSource::Measured,
+                source,
                 ..cost
             };
         }
@@ -306,7 +314,7 @@ pub fn measure(
     let one = part(span(1.min(layers)))?;
     let all = if layers > 1 { part(span(layers))? } else { None };
     let head = part(SegmentSpan { layers: layers..layers, takes: Takes::Hidden, yields: Yields::Logits })?;
-    let fit = one.zip(all).and_then(|(one, all)| fit(one, all, layers, cost.layer_bytes));
+    let fit = one.zip(all).and_then(|(one, all)| fit(one, all, layers, cost));
     let Session::Stepper(mut stepper) = open()? else {
         return Err(CalibrationError::NoLogits { route: route.name().to_owned() });
     };
@@ -324,14 +332,22 @@ pub fn measure(
     })
 }
 
-/// Streaming rate and fixed time from the times of one layer and of all layers.
-fn fit(one: Duration, all: Duration, layers: usize, layer_bytes: u64) -> Option<(f64, f64)> {
-    let per_layer = (all.as_secs_f64() - one.as_secs_f64()) / (layers as f64 - 1.0);
-    let rate = layer_bytes as f64 / per_layer;
-    (per_layer > 0.0 && rate.is_finite()).then(|| (rate, (one.as_secs_f64() - per_layer).max(0.0)))
+/// Streaming rate and fixed time of a dispatch from the times of one layer, `t + d`, and of all layers, `layers · t +
+/// dispatches · d`. Where each layer is a dispatch the two cannot be told apart; then all of it counts as streaming.
+fn fit(one: Duration, all: Duration, layers: usize, cost: &DeviceCost) -> Option<(f64, f64)> {
+    let (one, all, dispatches) = (one.as_secs_f64(), all.as_secs_f64(), cost.dispatches(layers));
+    let per_layer = if dispatches < layers {
+        (all - dispatches as f64 * one) / (layers - dispatches) as f64
+    } else {
+        all / layers as f64
+    };
+    let dispatch = if dispatches < layers { (one - per_layer).max(0.0) } else { 0.0 };
+    let rate = cost.layer_bytes as f64 / per_layer;
+    (per_layer > 0.0 && rate.is_finite()).then_some((rate, dispatch))
 }
 
-/// Median time of a row through a part; `None` where the route opens whole models only.
+/// Median time of a row through a part; `None` where the route does not run that part alone: it opens whole models only, or
+/// what it needs for the part is not there.
 fn time_part(
     route: &dyn Route,
     request: SegmentRequest<'_>,
@@ -341,7 +357,7 @@ fn time_part(
 ) -> Result<Option<Duration>, CalibrationError> {
     let width = request.model.config().hidden_size;
     let mut segment: Box<dyn Segment> = match route.segment_on(request, device, host) {
-        Err(RouteError::NoSegments { .. }) => return Ok(None),
+        Err(RouteError::NoSegments { .. } | RouteError::Declined { .. }) => return Ok(None),
         other => other?,
     };
     let mut hidden = HiddenRows::new();
@@ -374,7 +390,11 @@ fn time_steps(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::{Decline, Fitness, OpenRequest, Reason};
     use crate::tests::model;
+    use crate::uri::DeviceUri;
+    use npuhal_core::card::DeviceCard;
+    use npuhal_core::device::Device;
 
     fn entry(name: &str, layers: usize, rate: Option<f64>) -> Calibration {
         let mut model = describe(&model("llama"), 1000);
@@ -458,6 +478,17 @@ mod tests {
         assert_eq!((other.bytes_per_second, other.whole_seconds), (2e6, None), "the time of a whole model is its own");
         assert_eq!(other.head_seconds, Some(2e-3), "the same bytes at the measured rate");
         assert_eq!(other.source, CostSource::MeasuredWith("b".to_owned()));
+        let published_by = || Box::new(published().source);
+        let whole = held(vec![entry("a", 4, None)]).apply(published(), &key, &model);
+        assert_eq!(
+            (whole.bytes_per_second, whole.whole_seconds, &whole.source),
+            (1e6, Some(5e-3), &CostSource::WholeMeasured(published_by())),
+            "a published rate stays a published one"
+        );
+        assert_eq!(whole.source.to_string(), "published by somebody; the model as a whole measured on this machine");
+        let no_head = Calibration { head_seconds: None, ..entry("a", 4, Some(2e6)) };
+        let source = held(vec![no_head]).apply(published(), &key, &model).source;
+        assert_eq!(source, CostSource::WholeMeasured(published_by()));
         let elsewhere = CalibrationKey { threads: 9, ..key };
         assert_eq!(held(vec![entry("a", 4, Some(2e6))]).apply(published(), &elsewhere, &model), published());
     }
@@ -465,9 +496,69 @@ mod tests {
     #[test]
     fn rates_come_from_the_difference_of_two_times() {
         let ms = Duration::from_millis;
-        let (rate, dispatch) = fit(ms(3), ms(12), 10, 1_000_000).unwrap();
+        let cost =
+            |per_dispatch| DeviceCost { layer_bytes: 1_000_000, layers_per_dispatch: per_dispatch, ..published() };
+        let (rate, dispatch) = fit(ms(3), ms(12), 10, &cost(0)).unwrap();
         assert!((rate - 1e9).abs() < 1.0 && (dispatch - 2e-3).abs() < 1e-9, "{rate} {dispatch}");
-        assert_eq!(fit(ms(12), ms(3), 10, 1_000_000), None, "noise is no rate");
-        assert_eq!(fit(ms(3), ms(3), 10, 1_000_000), None);
+        assert_eq!(fit(ms(12), ms(3), 10, &cost(0)), None, "noise is no rate");
+        assert_eq!(fit(ms(3), ms(3), 10, &cost(0)), None);
+    }
+
+    #[test]
+    fn a_fit_counts_the_dispatches_of_all_layers() {
+        for per_dispatch in [0, 2, 4, 30] {
+            // 2 ms a layer, 0.5 ms a dispatch.
+            let known = DeviceCost {
+                layer_bytes: 1_000_000,
+                bytes_per_second: 5e8,
+                dispatch_seconds: 5e-4,
+                layers_per_dispatch: per_dispatch,
+                ..published()
+            };
+            let time = |layers| Duration::from_secs_f64(known.layers_seconds(layers));
+            let (rate, dispatch) = fit(time(1), time(30), 30, &known).unwrap();
+            assert!((rate - 5e8).abs() < 1e3 && (dispatch - 5e-4).abs() < 1e-8, "{per_dispatch}: {rate} {dispatch}");
+        }
+        let single = DeviceCost { layer_bytes: 1_000_000, layers_per_dispatch: 1, ..published() };
+        let (rate, dispatch) = fit(Duration::from_millis(4), Duration::from_millis(40), 10, &single).unwrap();
+        assert!((rate - 2.5e8).abs() < 1.0 && dispatch == 0.0, "{rate} {dispatch}");
+    }
+
+    #[test]
+    fn a_route_that_declines_a_part_is_calibrated_as_a_whole() {
+        struct Declining;
+        impl Route for Declining {
+            fn name(&self) -> &str {
+                "declining"
+            }
+            fn model_types(&self) -> &[&str] {
+                &["llama"]
+            }
+            fn fitness(&self, _: &ModelSource, _: &[DeviceCard], _: &Options) -> Fitness {
+                Fitness::Declines(Decline::NotMine)
+            }
+            fn segment(&self, _: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
+                Err(RouteError::Declined { route: "declining".to_owned(), reason: Reason::new("no head") })
+            }
+            fn open(&self, _: OpenRequest<'_>) -> Result<Session, RouteError> {
+                Err(RouteError::Declined { route: "declining".to_owned(), reason: Reason::new("not here") })
+            }
+        }
+        struct Nothing;
+        impl Host for Nothing {
+            fn open_device(&self, id: &str) -> Result<Box<dyn Device>, RouteError> {
+                Err(RouteError::Declined { route: id.to_owned(), reason: Reason::new("not here") })
+            }
+            fn open_segment(&self, route: &str, _: SegmentRequest<'_>) -> Result<Box<dyn Segment>, RouteError> {
+                Err(RouteError::Declined { route: route.to_owned(), reason: Reason::new("not here") })
+            }
+            fn pinned(&self) -> Option<&DeviceUri> {
+                None
+            }
+        }
+        let (model, options) = (model("llama"), Options::default());
+        let span = SegmentSpan { layers: 4..4, takes: Takes::Hidden, yields: Yields::Logits };
+        let request = SegmentRequest { model: &model, span, options: &options, positions: None };
+        assert_eq!(time_part(&Declining, request, "npu1", &Nothing, &Control::new()).unwrap(), None);
     }
 }

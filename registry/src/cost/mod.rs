@@ -25,6 +25,8 @@ pub enum CostSource {
     Measured,
     /// Measured on this machine with another model, named.
     MeasuredWith(String),
+    /// The time of the whole model was measured on this machine; the other figures, or some of them, come from there.
+    WholeMeasured(Box<CostSource>),
 }
 
 impl std::fmt::Display for CostSource {
@@ -33,6 +35,7 @@ impl std::fmt::Display for CostSource {
             Self::Published(by) => write!(f, "published by {by}"),
             Self::Measured => f.write_str("measured on this machine"),
             Self::MeasuredWith(model) => write!(f, "measured on this machine with {model}"),
+            Self::WholeMeasured(others) => write!(f, "{others}; the model as a whole measured on this machine"),
         }
     }
 }
@@ -60,11 +63,16 @@ impl DeviceCost {
     /// Time of `layers` layers without a head.
     #[must_use]
     pub fn layers_seconds(&self, layers: usize) -> f64 {
-        let dispatches = match self.layers_per_dispatch {
+        let dispatches = self.dispatches(layers) as f64;
+        self.layer_bytes as f64 * layers as f64 / self.bytes_per_second + self.dispatch_seconds * dispatches
+    }
+
+    /// Dispatches of `layers` layers.
+    fn dispatches(&self, layers: usize) -> usize {
+        match self.layers_per_dispatch {
             0 => usize::from(layers > 0),
             most => layers.div_ceil(most),
-        };
-        self.layer_bytes as f64 * layers as f64 / self.bytes_per_second + self.dispatch_seconds * dispatches as f64
+        }
     }
 
     /// Time of all `layers` layers with the head, where the device does them.
@@ -74,7 +82,7 @@ impl DeviceCost {
 
     fn claim_of_whole(&self) -> Claim {
         match self.source {
-            CostSource::Measured if self.whole_seconds.is_some() => Claim::Measured,
+            CostSource::Measured | CostSource::WholeMeasured(_) if self.whole_seconds.is_some() => Claim::Measured,
             _ => Claim::Modelled,
         }
     }

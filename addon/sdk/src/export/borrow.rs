@@ -1,5 +1,6 @@
 //! What the host lends for a call, as the types of the traits.
 
+use super::models::{self, Purpose};
 use npuhal_addon_abi as abi;
 use npuhal_core::RunError;
 use npuhal_core::card::{DeviceCard, Generation};
@@ -9,7 +10,6 @@ use npuhal_registry::Options;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 /// The elements at `data`.
 ///
@@ -32,11 +32,11 @@ pub(super) unsafe fn text(text: abi::Str) -> String {
     String::from_utf8_lossy(unsafe { list(text.data, text.len) }).into_owned()
 }
 
-/// The model, opened here by its path; the last one is kept, since a host asks for the fitness before it opens.
+/// The model, opened here by its path. One that was asked about is kept until it is opened, or until another one is asked about.
 ///
 /// # Safety
 /// The host promises that its model is valid during the call.
-pub(super) unsafe fn model(lent: *const abi::Model) -> Result<Arc<ModelSource>, String> {
+pub(super) unsafe fn model(lent: *const abi::Model, purpose: Purpose) -> Result<Arc<ModelSource>, String> {
     // SAFETY: the caller's promise.
     let (path, model_type, is_unread) = match unsafe { lent.as_ref() } {
         // SAFETY: as above.
@@ -46,29 +46,11 @@ pub(super) unsafe fn model(lent: *const abi::Model) -> Result<Arc<ModelSource>, 
     if is_unread {
         return Ok(Arc::new(ModelSource::unread(PathBuf::from(path), &model_type)));
     }
-    let model = open_model(Path::new(&path))?;
+    let model = models::open(Path::new(&path), purpose)?;
     let found = &model.config().model_type;
     if *found != model_type {
         return Err(format!("the host says that {path} is of type {model_type}, but it is of type {found}"));
     }
-    Ok(model)
-}
-
-/// What tells one state of a file from another.
-type Stamp = (PathBuf, u64, Option<SystemTime>);
-
-fn open_model(path: &Path) -> Result<Arc<ModelSource>, String> {
-    static LAST: Mutex<Option<(Stamp, Arc<ModelSource>)>> = Mutex::new(None);
-    let metadata = std::fs::metadata(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let stamp = (path.to_owned(), metadata.len(), metadata.modified().ok());
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((known, model)) = &*last
-        && *known == stamp
-    {
-        return Ok(Arc::clone(model));
-    }
-    let model = Arc::new(ModelSource::open(path).map_err(|error| error.to_string())?);
-    *last = Some((stamp, Arc::clone(&model)));
     Ok(model)
 }
 

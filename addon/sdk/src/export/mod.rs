@@ -6,6 +6,7 @@
 
 mod borrow;
 mod extension;
+mod models;
 mod route;
 mod session;
 

@@ -1,5 +1,6 @@
 //! A route as a table.
 
+use super::models::Purpose;
 use super::{borrow, guarded, leak, session, write};
 use npuhal_addon_abi as abi;
 use npuhal_core::card::{Claim, DeviceCard};
@@ -50,7 +51,7 @@ unsafe extern "C" fn fitness(
     let (route, request, service) = unsafe { (route(state), &*request, &mut *service) };
     let answer = guarded(|| -> Result<i32, String> {
         // SAFETY: as above.
-        let model = unsafe { borrow::model(request.model) }?;
+        let model = unsafe { borrow::model(request.model, Purpose::Fitness) }?;
         // SAFETY: as above.
         let devices = unsafe { borrow::devices(request.devices, request.devices_len) };
         // SAFETY: as above.
@@ -82,7 +83,7 @@ unsafe extern "C" fn open(state: *mut c_void, request: *const abi::OpenRequest, 
     let (route, request, out) = unsafe { (route(state), &*request, &mut *out) };
     let opened = guarded(|| -> Result<abi::Session, String> {
         // SAFETY: as above.
-        let model = unsafe { borrow::model(request.model) }?;
+        let model = unsafe { borrow::model(request.model, Purpose::Opening) }?;
         // SAFETY: as above.
         let devices = unsafe { borrow::devices(request.devices, request.devices_len) };
         // SAFETY: as above.

@@ -5,8 +5,9 @@ pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(array_at(bytes, at)?))
 }
 
-/// Four bytes at `at`, if they exist.
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+/// The little-endian word at byte `at`, if it lies inside.
+#[must_use]
+pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(array_at(bytes, at)?))
 }
 

@@ -22,4 +22,5 @@ pub mod txn;
 mod words;
 pub mod xclbin;
 
+pub use bytes::u32_at;
 pub use words::Words;

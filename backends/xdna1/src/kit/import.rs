@@ -6,7 +6,8 @@ use super::image::{check_instructions, check_xclbin, kernel_name};
 use super::manifest::{
     KIT_FILE, KIT_FORMAT, KitArgument, KitDigests, KitKernel, KitManifest, KitOrigin, LAYOUT_VERSION, SizeUnit,
 };
-use super::{Kit, MAX_FILE_BYTES, hexadecimal, read_file};
+use super::{Kit, MAX_FILE_BYTES, read_file};
+use npuhal_models::hexadecimal;
 use npuhal_models::package::Shape;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;

@@ -21,6 +21,7 @@ pub use manifest::{
 };
 
 use image::{check_instructions, check_xclbin};
+use npuhal_models::hexadecimal;
 use npuhal_models::package::Shape;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
@@ -117,8 +118,8 @@ impl Kit {
     /// The kernel of `design` for `layers` layers of a model of `shape`: its statements agree with the layout.
     ///
     /// # Errors
-    /// [`KitError::NoKernel`], [`KitError::Layout`], [`KitError::OtherModel`], [`KitError::ArgumentCount`],
-    /// [`KitError::Argument`], [`KitError::Lane`].
+    /// [`KitError::NoKernel`], [`KitError::Layout`], [`KitError::OtherModel`], [`KitError::Manifest`],
+    /// [`KitError::ArgumentCount`], [`KitError::Argument`], [`KitError::Lane`].
     pub fn find(&self, design: Design, layers: usize, shape: Shape) -> Result<&KitKernel, KitError> {
         let is_it = |kernel: &&KitKernel| Shape::from(kernel.shape) == shape && kernel.layers == layers;
         let Some(kernel) = self.kernels_of(design).find(is_it).or_else(|| self.kernels_of(design).next()) else {
@@ -135,6 +136,12 @@ impl Kit {
         if kernel.layers != layers {
             let sizes: Vec<String> = self.kernels_of(design).map(|kernel| kernel.layers.to_string()).collect();
             return Err(self.no_kernel(design, layers, format!("kernels for {} layers", sizes.join(", "))));
+        }
+        // Before anything is multiplied by it: a model's own number of layers is sound.
+        if layers > shape.layers {
+            let reason = format!("{name}: wanted at most {} layers, as the model has, found {layers}", shape.layers);
+            let (path, field) = (self.folder.join(KIT_FILE), "layers".to_owned());
+            return Err(KitError::Manifest { path, field, reason });
         }
         let arguments = design.arguments(shape, layers)?;
         if kernel.arguments.len() != arguments.len() {
@@ -214,8 +221,4 @@ fn read_file(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, KitError> {
 
 fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,7 +1,7 @@
 //! The chunked graphs: consecutive layers of a model, a few in each dispatch.
 
 use super::generation::{Dispatch, Generation, Life};
-use super::{Phases, SegmentError, SegmentOptions, Sequence, packed, show_kv, widen, zeroed};
+use super::{Phases, SegmentError, SegmentOptions, Sequence, is_finite_bf16, packed, show_kv, widen, zeroed};
 use crate::chunk::{ChunkFormat, pack_qwen_params, pack_smollm_gammas};
 use crate::header::{ROPE_ROW_ELEMENTS, RotaryTable};
 use crate::kit::{Design, KernelImage, Kit, KitError, chunk_cache_bytes};
@@ -13,12 +13,13 @@ use npuhal_core::error::RunError;
 use npuhal_core::stage::{
     Control, HiddenRows, PhaseTime, Row, Segment, SegmentCapacity, SequenceId, Takes, Tap, TapSink, Want, Yields,
 };
-use npuhal_models::package::Shape;
+use npuhal_models::package::{HEAD_DIM, Shape};
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How layers are cut into dispatches: the largest kernels first, smaller ones for the rest.
+/// How layers are cut into dispatches: as few as the kit's kernels allow, of those the largest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkPlan {
     /// The dispatches in order.
@@ -32,12 +33,9 @@ impl ChunkPlan {
     /// As [`Kit::find`] for the first dispatch that has no kernel.
     pub fn new(kit: &Kit, format: ChunkFormat, shape: Shape, layers: usize, limit: usize) -> Result<Self, KitError> {
         let design = Design::of_chunk(format);
-        let sizes = kit.chunk_sizes(design, shape);
         let mut chunks = Vec::new();
         let mut first = 0;
-        while first < layers {
-            let wanted = limit.clamp(1, layers - first);
-            let size = sizes.iter().rev().find(|size| **size <= wanted).copied().unwrap_or(wanted);
+        for size in fewest(&kit.chunk_sizes(design, shape), layers, limit) {
             // What the kit states must fit also where the size is right.
             kit.find(design, size, shape)?;
             chunks.push(first..first + size);
@@ -53,6 +51,29 @@ impl ChunkPlan {
         let moved = |chunk: &Range<usize>| chunk.start - from + first..chunk.end - from + first;
         Self { chunks: self.chunks.iter().map(moved).collect() }
     }
+}
+
+/// Fewest dispatches of `layers` layers, each of one of the ascending `sizes` and at most `limit` long, the largest first. Where
+/// there are none, the longest that can be filled, and then the size that is missing.
+fn fewest(sizes: &[usize], layers: usize, limit: usize) -> Vec<usize> {
+    // For each number of layers the fewest dispatches, and the largest size that one of them has.
+    let mut best: Vec<Option<(usize, usize)>> = vec![Some((0, 0))];
+    for count in 1..=layers {
+        let fitting = sizes.iter().copied().filter(|size| (1..=count.min(limit.max(1))).contains(size));
+        let cuts = fitting.filter_map(|size| Some((best[count - size]?.0 + 1, size)));
+        let fewest = cuts.min_by_key(|(dispatches, size)| (*dispatches, Reverse(*size)));
+        best.push(fewest);
+    }
+    let possible = (0..=layers).rev().find(|count| best[*count].is_some()).unwrap_or(0);
+    let (mut cut, mut rest) = (Vec::new(), possible);
+    while let Some((_, size)) = best[rest].filter(|_| rest > 0) {
+        cut.push(size);
+        rest -= size;
+    }
+    if possible < layers {
+        cut.push(limit.clamp(1, layers - possible));
+    }
+    cut
 }
 
 /// Layers of a model on the NPU: tokens in, or from a later layer on the residual stream; the residual stream out, both in bf16.
@@ -201,7 +222,28 @@ impl Chunked {
         }
         self.hidden.read(0, &mut self.bytes)?;
         self.phases.add("npu_decoder", started);
+        self.check_kv(row)?;
         widen(&self.bytes, &mut self.values, || format!("the hidden row at position {}", row.position))
+    }
+
+    /// Keys and values that the graphs have appended are finite.
+    fn check_kv(&self, row: Row) -> Result<(), RunError> {
+        let kv_heads = self.weights.shape().kv_heads;
+        let mut vector = [0; HEAD_DIM * BF16_BYTES];
+        for chunk in &self.chunks {
+            for object in 0..chunk.layers.len() * kv_heads {
+                for part in 0..2 {
+                    let at_bytes = cache_row(object, part, row.position);
+                    chunk.cache.read(at_bytes, &mut vector)?;
+                    if !is_finite_bf16(&vector) {
+                        let layer = chunk.layers.start + object / kv_heads;
+                        let what = format!("keys or values of layer {layer} at position {}", row.position);
+                        return Err(RunError::NotFinite { what });
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Shows what a chunk has left behind: keys and values of its layers, and the residual stream.
@@ -210,9 +252,7 @@ impl Chunked {
         let chunk = &self.chunks[index];
         let kv_heads = self.weights.shape().kv_heads;
         show_kv(&mut **sink, row, chunk.layers.clone(), kv_heads, |layer, head, part, vector| {
-            let object = (layer * kv_heads + head) * CACHE_OBJECT_ELEMENTS * BF16_BYTES;
-            let at_bytes = object + (part * POSITIONS + row.position as usize) * vector.len();
-            Ok(chunk.cache.read(at_bytes as u64, vector)?)
+            Ok(chunk.cache.read(cache_row(layer * kv_heads + head, part, row.position), vector)?)
         })?;
         self.hidden.read(0, &mut self.bytes)?;
         // Shown first: an observer looks for where numbers stop being finite.
@@ -329,6 +369,12 @@ impl std::fmt::Debug for Chunked {
             .field("len", &self.sequence.len)
             .finish_non_exhaustive()
     }
+}
+
+/// Byte offset in a chunk's cache of a key (part 0) or a value (part 1) of an object: of a layer's head.
+fn cache_row(object: usize, part: usize, position: u32) -> u64 {
+    let row = part * POSITIONS + position as usize;
+    (BF16_BYTES * (object * CACHE_OBJECT_ELEMENTS + row * HEAD_DIM)) as u64
 }
 
 fn taps_of(chunks: &[Chunk]) -> Vec<Tap> {

@@ -1,7 +1,10 @@
 //! The single-dispatch engines: a whole decoder in one dispatch a token.
 
 use super::generation::{Dispatch, Generation, Life};
-use super::{POISON, Phases, SegmentError, SegmentOptions, Sequence, check_finite, packed, show_kv, widen, zeroed};
+use super::{
+    POISON, Phases, SegmentError, SegmentOptions, Sequence, check_finite, is_finite_bf16, packed, show_kv, widen,
+    zeroed,
+};
 use crate::header::{RotaryTable, header_elements, kv_rows, write_header};
 use crate::kit::{Design, KernelImage, Kit, KitError};
 use crate::layout::{BF16_BYTES, CACHE_OBJECT_ELEMENTS, EngineLayout};
@@ -147,12 +150,7 @@ impl Engine {
 
     /// Appends the new keys and values to the cache buffer.
     fn keep_kv(&mut self, row: Row) -> Result<(), RunError> {
-        // A NaN or an infinity has all bits of the exponent.
-        let mut is_finite = true;
-        for bits in self.kv_new.as_chunks::<2>().0 {
-            is_finite &= u16::from_le_bytes(*bits) & 0x7f80 != 0x7f80;
-        }
-        if !is_finite {
+        if !is_finite_bf16(&self.kv_new) {
             let what = format!("keys or values at position {}", row.position);
             return Err(RunError::NotFinite { what });
         }

@@ -48,6 +48,7 @@ impl NpuHead {
         let shape = weights.shape();
         let image = kit.load(Design::W8Projection, shape.layers, shape)?;
         let arguments = Design::W8Projection.arguments(shape, shape.layers)?;
+        // This order is inferred, here and in `begin`: `Design::arguments` says why.
         let [matrix, input, output] = [0, 1, 2].map(|index| arguments[index].bytes as usize);
         Ok(Self {
             life: Life::default(),

@@ -5,8 +5,10 @@
 //! [`Segment::end`](npuhal_core::stage::Segment::end) closes them all: on these NPUs contexts of a process go together. A context
 //! that was lost (a time-out, a failed run) is dropped at once.
 //!
-//! Before a dispatch the outputs that will be read are overwritten with NaNs, so that an output that never arrived is seen as an
-//! error and not taken for the result of the token before.
+//! Before a dispatch of an engine or of the head the outputs that will be read are overwritten with NaNs, so that an output that
+//! never arrived is seen as an error and not taken for the result of the token before. Chunked graphs work in place: the hidden
+//! row is input and output, and the caches are read as a whole, so nothing in them can be overwritten before. What they leave
+//! behind, the hidden row and the new keys and values, has to be finite.
 
 mod chunked;
 mod engine;
@@ -200,6 +202,15 @@ fn widen(bytes: &[u8], values: &mut Vec<f32>, what: impl FnOnce() -> String) -> 
     values.clear();
     values.extend(bytes.as_chunks::<2>().0.iter().map(|bits| bf16_value(u16::from_le_bytes(*bits))));
     check_finite(values, what)
+}
+
+/// Whether no value of little-endian bf16 is a NaN or an infinity, which have all bits of the exponent.
+fn is_finite_bf16(bytes: &[u8]) -> bool {
+    let mut is_finite = true;
+    for bits in bytes.as_chunks::<2>().0 {
+        is_finite &= u16::from_le_bytes(*bits) & 0x7f80 != 0x7f80;
+    }
+    is_finite
 }
 
 fn check_finite(values: &[f32], what: impl FnOnce() -> String) -> Result<(), RunError> {

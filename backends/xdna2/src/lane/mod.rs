@@ -34,6 +34,9 @@ use thiserror::Error;
 /// How long a run may take.
 const RUN_TIMEOUT: Duration = Duration::from_millis(5000);
 
+/// Two NaNs of bf16.
+const POISON: [u8; 4] = [0xff; 4];
+
 /// More threads than this only wait for memory.
 const PACKING_THREADS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 
@@ -219,6 +222,9 @@ impl Lane {
     fn run_whole(&mut self, generation: &mut Generation, row: Row, runs: Runs) -> Result<(), RunError> {
         let (parts, context_len) = (self.parts(), row.position + 1);
         generation.prepare_next(parts, context_len, runs)?;
+        if runs == Runs::LayersAndHead {
+            self.poison_logits()?;
+        }
         self.embed(row)?;
         let submission = generation.launch(runs)?;
         if context_len < self.positions {
@@ -241,9 +247,15 @@ impl Lane {
             generation.single_layer(self.parts(), layer, context_len)?.submit()?.wait(deadline)?;
             self.observe_layer(layer, row)?;
         }
+        self.poison_logits()?;
         generation.single_head(self.parts())?.submit()?.wait(deadline)?;
         generation.flip();
         Ok(())
+    }
+
+    /// Overwrites the ends of what the head will write: logits that never arrive are not taken for those of the token before.
+    fn poison_logits(&self) -> Result<(), DeviceError> {
+        self.kernels.logits_ends().iter().try_for_each(|at_bytes| self.buffers.logits.write(*at_bytes, &POISON))
     }
 
     fn parts(&self) -> Parts<'_> {
@@ -283,6 +295,14 @@ impl Lane {
     fn read_logits(&mut self, row: Row, logits: Option<&mut [f32]>) -> Result<(), RunError> {
         self.bytes.resize(self.dimensions.logits_bytes(), 0);
         self.buffers.logits.read(0, &mut self.bytes)?;
+        let is_missing =
+            |at_bytes: &&u64| self.bytes.get(**at_bytes as usize..).is_some_and(|at| at.starts_with(&POISON));
+        if let Some(at_bytes) = self.kernels.logits_ends().iter().find(is_missing) {
+            let detail = format!("the logits of position {} never arrived at byte {at_bytes:#x}", row.position);
+            let error = RunError::Failed { run: None, state: "COMPLETED".to_owned(), detail };
+            (self.generation, self.lost) = (None, Some(error.to_string()));
+            return Err(error);
+        }
         let Some(logits) = logits else {
             self.show(Tap::Logits, row);
             return Ok(());

@@ -34,7 +34,7 @@ pub(crate) fn small_config() -> ModelConfig {
     }
 }
 
-struct Code {
+pub(crate) struct Code {
     builder: Builder,
     transfers: u32,
 }
@@ -44,7 +44,7 @@ impl Code {
         Self { builder: Builder::new(Header::new(Version::Wide, DEV_GEN_AIE2P, 8)), transfers: 0 }
     }
 
-    fn transfer(&mut self, argument: u32, at_bytes: u64, len_bytes: u64) {
+    pub(crate) fn transfer(&mut self, argument: u32, at_bytes: u64, len_bytes: u64) {
         let (column, bd) = ((self.transfers % 8) as u8, (self.transfers / 8 % 16) as u8);
         self.transfers += 1;
         let descriptor = ShimBd { length_words: (len_bytes / 4) as u32, valid: true, ..ShimBd::default() };
@@ -71,6 +71,16 @@ impl Code {
 
 /// Stream of the layer kernel, with KV regions for `positions`.
 pub(crate) fn layer_stream(dimensions: &Dimensions, positions: u32, context: u32) -> Vec<u8> {
+    layer_stream_with(dimensions, positions, context, |_| ())
+}
+
+/// The same with what `more` adds.
+pub(crate) fn layer_stream_with(
+    dimensions: &Dimensions,
+    positions: u32,
+    context: u32,
+    more: impl FnOnce(&mut Code),
+) -> Vec<u8> {
     let mut code = Code::new();
     for row in 2..6 {
         for column in [3, 4] {
@@ -97,6 +107,7 @@ pub(crate) fn layer_stream(dimensions: &Dimensions, positions: u32, context: u32
         code.groups(1, placed);
     }
     code.transfer(0, 0, hidden);
+    more(&mut code);
     code.encode()
 }
 

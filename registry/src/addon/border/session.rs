@@ -10,14 +10,12 @@ use npuhal_core::stage::{
     Session, Stepper, TokenId, Want,
 };
 use npuhal_core::{DeviceError, RunError};
-use npuhal_models::ModelSource;
-use npuhal_models::map::FileMap;
 use npuhal_models::source::Format;
+use npuhal_models::{ModelSource, Tensor};
 use std::any::Any;
 use std::ffi::c_void;
 use std::mem::size_of;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 
 /// Takes over a session that a library has just opened. A session that is not as it should be is closed.
 ///
@@ -35,7 +33,7 @@ pub(super) unsafe fn adopt(
         close: session.close,
         owner: owner.clone(),
         broken: None,
-        _maps: maps(model),
+        _tensors: model.tensors().map(|(_, tensor)| tensor.clone()).collect(),
     };
     let positions = at_least_one(session.positions, "positions")?;
     // Of a model that npuhal did not read the add-on alone knows how many tokens there are.
@@ -96,17 +94,6 @@ fn at_least_one(value: u32, field: &str) -> Result<u32, Fault> {
     if value == 0 { Err(Fault::new(field, "0; wanted at least 1")) } else { Ok(value) }
 }
 
-/// The mappings behind the model's tensors, which the library may read as long as the session is open.
-fn maps(model: &ModelSource) -> Vec<Arc<FileMap>> {
-    let mut maps: Vec<Arc<FileMap>> = Vec::new();
-    for (_, tensor) in model.tensors() {
-        if !maps.iter().any(|map| Arc::ptr_eq(map, tensor.file())) {
-            maps.push(Arc::clone(tensor.file()));
-        }
-    }
-    maps
-}
-
 /// A session's state, closed when it is dropped.
 struct Held {
     state: State,
@@ -114,7 +101,8 @@ struct Held {
     owner: Owner,
     /// Why the session is not called any more, but to close it.
     broken: Option<String>,
-    _maps: Vec<Arc<FileMap>>,
+    /// What [`super::lent::tensor`] lends: the library may read names and data as long as the session is open.
+    _tensors: Vec<Tensor>,
 }
 
 impl Drop for Held {
@@ -437,10 +425,12 @@ impl Generator for LoadedGenerator {
         // SAFETY: the library's own function and state; all pointers are valid for the call.
         let status = unsafe { (self.generate)(self.held.state.0, &raw const asked, &raw mut outcome) };
         let Receiver { tokens, fault, panic, .. } = receiver;
+        // First what became of the session: one that panicked as well is not called or closed any more.
+        let checked = self.held.check(CALL, status, &error, control);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
-        self.held.check(CALL, status, &error, control)?;
+        checked?;
         if let Some(fault) = fault {
             return Err(self.held.failed(CALL, &fault));
         }

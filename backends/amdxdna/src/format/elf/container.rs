@@ -65,11 +65,6 @@ impl ElfHeader {
     pub fn abi_major(&self) -> u8 {
         self.abi_version >> 4
     }
-
-    /// Minor ABI version.
-    pub fn abi_minor(&self) -> u8 {
-        self.abi_version & 15
-    }
 }
 
 /// Program header.

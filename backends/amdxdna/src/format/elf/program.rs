@@ -129,16 +129,6 @@ pub enum SymbolRole<'a> {
     Pdi(u32),
 }
 
-impl SymbolRole<'_> {
-    /// Index of an argument that is named by a number (`4`, or `argv4`).
-    pub fn argument_index(&self) -> Option<usize> {
-        match self {
-            Self::Argument(name) => name.strip_prefix("argv").unwrap_or(name).parse().ok(),
-            _ => None,
-        }
-    }
-}
-
 /// Control code file with its meaning resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
@@ -238,7 +228,7 @@ impl Program {
             "scratch-pad-mem" => SymbolRole::ScratchPadMemory,
             "scratch-pad-ctrl" => SymbolRole::ScratchPadControl,
             "control-packet" => SymbolRole::ControlPacket,
-            _ => match self.elf.find(symbol).filter(|_| symbol.contains("pdi")) {
+            _ => match self.pdi_sections().find(|(_, section)| section.name == symbol) {
                 Some((index, _)) => SymbolRole::Pdi(index),
                 None if symbol.starts_with('.') => {
                     return Err(ElfError::Invalid {

@@ -10,7 +10,7 @@ mod table;
 pub use assemble::{
     ARGUMENT_MAX, AssembledCode, AssembledPatch, FOLD_FLAG, FOLD_FROM_ARGUMENT, PARTIAL_ARGUMENT_BASE, assemble,
 };
-pub use table::{PatchSymbol, PatchTable, Rebind, changed_words};
+pub use table::{PatchSymbol, PatchTable, Rebind};
 
 use super::elf::ElfError;
 use thiserror::Error;

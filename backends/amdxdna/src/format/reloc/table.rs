@@ -119,11 +119,6 @@ impl PatchTable {
         &self.symbols
     }
 
-    /// Position of a name among [`symbols`](Self::symbols).
-    pub fn symbol_index(&self, name: &str) -> Option<usize> {
-        self.symbols.iter().position(|symbol| symbol.name == name)
-    }
-
     /// Number of places.
     pub fn site_count(&self) -> usize {
         self.sites.len()
@@ -446,20 +441,4 @@ fn push_range(ranges: &mut Vec<Range<u32>>, start: usize, range: Range<u32>) {
         let next = ranges.remove(position + 1);
         ranges[position].end = ranges[position].end.max(next.end);
     }
-}
-
-/// Appends the byte ranges (whole words, neighbours joined) in which two images of the same size differ: what has to
-/// be rewritten to turn the code of one program into that of another. Trailing bytes count as one short word.
-pub fn changed_words(old: &[u8], new: &[u8], changed: &mut Vec<Range<u32>>) -> Result<(), RelocError> {
-    if old.len() != new.len() {
-        return Err(RelocError::ImageSize { wanted_bytes: old.len(), found_bytes: new.len() });
-    }
-    let start = changed.len();
-    for (i, (a, b)) in old.chunks(4).zip(new.chunks(4)).enumerate() {
-        if a != b {
-            let at = 4 * i as u32;
-            push_range(changed, start, at..at + a.len() as u32);
-        }
-    }
-    Ok(())
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::format::registers::{Direction, QueuePush, ShimBd};
 use crate::format::txn::{Builder, DEV_GEN_AIE2, Header, Stream, Version};
 use proptest::prelude::*;
+use std::ops::Range;
 
 fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
@@ -86,6 +87,19 @@ fn values_are_checked_before_anything_is_written() {
     assert!(matches!(short, Err(RelocError::ImageSize { wanted_bytes: 32, found_bytes: 28 })));
 }
 
+/// Appends the byte ranges (whole words, neighbours joined) in which two images of the same size differ.
+fn changed_words(old: &[u8], new: &[u8], changed: &mut Vec<Range<u32>>) {
+    assert_eq!(old.len(), new.len());
+    for (i, (a, b)) in old.chunks(4).zip(new.chunks(4)).enumerate() {
+        let (at, end) = (4 * i as u32, 4 * i as u32 + a.len() as u32);
+        match changed.last_mut().filter(|last| last.end == at && last.start != last.end) {
+            _ if a == b => {}
+            Some(last) => last.end = end,
+            None => changed.push(at..end),
+        }
+    }
+}
+
 #[test]
 fn only_changed_words_are_reported() {
     let template = bytes(&[0; 12]);
@@ -101,9 +115,6 @@ fn only_changed_words_are_reported() {
     assert_eq!(run(&[0x1_0000_1000, 0x2_0000_0000]), []);
     assert_eq!(run(&[0x1_0000_2000, 0x2_0000_0004]), [4..8, 12..16]);
     assert_eq!(run(&[0x1_0000_2000, 0x3_0000_0004]), std::iter::once(16..20).collect::<Vec<_>>());
-    let mut changed: Vec<_> = std::iter::once(0..4).collect();
-    changed_words(&template, &image, &mut changed).unwrap();
-    assert_eq!(changed, [0..4, 4..20]);
 }
 
 #[test]
@@ -121,7 +132,7 @@ fn rebinding_equals_patching_the_other_template() {
     let (mut changed, mut expected) = (Vec::new(), Vec::new());
     new.rebind(&rebind, &[0x1000, 5], &mut image, &mut changed).unwrap();
     assert_eq!(image, new.patched(&new_template, &[0x1000, 5]).unwrap());
-    changed_words(&before, &image, &mut expected).unwrap();
+    changed_words(&before, &image, &mut expected);
     assert_eq!(changed, expected);
     assert_eq!(changed, [0..12, 16..20, 28..32]);
     let same = new.rebind_from(&new, &new_template, &new_template).unwrap();
@@ -240,7 +251,7 @@ proptest! {
             let mut changed = Vec::new();
             table.apply(&values(second), &mut image, &mut changed).unwrap();
             let mut expected = Vec::new();
-            changed_words(&before, &image, &mut expected).unwrap();
+            changed_words(&before, &image, &mut expected);
             prop_assert_eq!(changed, expected);
         }
         prop_assert_eq!(image.len(), direct.len());
