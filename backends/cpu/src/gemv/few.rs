@@ -823,6 +823,20 @@ macro_rules! byte_block {
     };
 }
 
+macro_rules! byte_asm {
+    ($rows:tt $kind:tt $codes:ident $input:ident $factors:ident $step:ident $count:ident $sums:ident) => {
+        tile_asm!(
+            $codes, $input, $factors, $step, $count, $sums,
+            concat!(
+                "vpcmpeqw ymm12, ymm12, ymm12\nvpabsw ymm12, ymm12\n2:\n",
+                byte_block!($rows $kind),
+                each!($rows store),
+                end!($rows)
+            )
+        )
+    };
+}
+
 macro_rules! byte_tile {
     ($name:ident, $rows:tt) => {
         /// # Safety
@@ -836,26 +850,13 @@ macro_rules! byte_tile {
             count: usize,
             sums: *mut f32,
         ) {
-            macro_rules! of_kind {
-                        ($kind:tt) => {
-                            tile_asm!(
-                                codes, input, factors, factors_step, count, sums,
-                                concat!(
-                                    "vpcmpeqw ymm12, ymm12, ymm12\nvpabsw ymm12, ymm12\n2:\n",
-                                    byte_block!($rows $kind),
-                                    each!($rows store),
-                                    end!($rows)
-                                )
-                            )
-                        };
-                    }
             // SAFETY: reads codes and input block by block, updates the sums; every register it uses is declared.
             unsafe {
                 match KIND {
-                    WHOLE => of_kind!(WHOLE),
-                    CENTRED => of_kind!(CENTRED),
-                    HALVED => of_kind!(HALVED),
-                    _ => of_kind!(CENTRED_HALVES),
+                    WHOLE => byte_asm!($rows WHOLE codes input factors factors_step count sums),
+                    CENTRED => byte_asm!($rows CENTRED codes input factors factors_step count sums),
+                    HALVED => byte_asm!($rows HALVED codes input factors factors_step count sums),
+                    _ => byte_asm!($rows CENTRED_HALVES codes input factors factors_step count sums),
                 }
             }
         }
