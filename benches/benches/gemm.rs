@@ -37,10 +37,10 @@ fn main() {
                 let mut cases = vec![Case::new(limit, threads * MULTIPLIES, || {
                     limits::multiply(pool, features, multiply).expect("no panic");
                 })];
-                for tokens in [2, 4, 8, 32, 128] {
+                for tokens in [2, 4, 6, 8, 12, 32, 128] {
                     let mut random = Random(1);
                     let x: Vec<f32> = (0..tokens * cols).map(|_| random.unit()).collect();
-                    if tokens <= gemv::FEW_ROWS {
+                    if tokens <= 12 {
                         let mut input = Activations::new();
                         input.reset(tokens, cols, precision, gemv::forms(weight_type, precision));
                         input.fill(table, &x);

@@ -9,7 +9,6 @@ use crate::gemv;
 use crate::kv;
 use crate::memory::{Scratch, Shared};
 use crate::packed::PackedMatrix;
-use crate::packed::decode::is_quantized;
 use crate::pool::{JobPanicked, Pool};
 use crate::table::KernelTable;
 use npuhal_core::error::RunError;
@@ -287,10 +286,10 @@ impl FastSegment {
     }
 }
 
-/// Whether products of `rows` input rows with all of `matrices` go through GEMV. The bits are the same either way.
+/// Whether products of `rows` input rows with all of `matrices` go through GEMV: where most of the weights are faster so.
 fn by_gemv<const N: usize>(rows: usize, matrices: [&PackedMatrix; N]) -> bool {
-    let quantized = || matrices.iter().all(|matrix| is_quantized(matrix.weight_type()));
-    rows == 1 || rows <= gemv::FEW_ROWS && quantized()
+    let largest = matrices.iter().max_by_key(|matrix| matrix.bytes().len());
+    largest.is_none_or(|matrix| rows <= gemv::few_rows(matrix.weight_type()))
 }
 
 /// The forms of an input of `rows` rows that the products with all of `matrices` read.

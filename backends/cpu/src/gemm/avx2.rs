@@ -4,8 +4,9 @@
 //! one temporary fill the sixteen registers, which compilers do not manage without spills; hence assembly.
 #![allow(unsafe_code, reason = "assembly tile and raw pointers of a job")]
 
+use super::tiles::{Part, Tiles};
 use super::unpack::{MINIMA, SCALES, unpack};
-use super::{PANEL_BLOCK_BYTES, PANEL_ROWS, PanelJob, portable};
+use super::{PANEL_BLOCK_BYTES, PanelJob, portable};
 use crate::activations::{BLOCK, WideBlock};
 use crate::gemv::avx2::{brains, halves, singles};
 use crate::packed::decode::has_minimum;
@@ -28,96 +29,44 @@ pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
 }
 
 /// # Safety
-/// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results; `scratch` holds
-/// a panel block for every 32 input features.
+/// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8]) {
     let blocks = job.cols / BLOCK;
-    // SAFETY: the caller's promise.
-    let panel = unsafe { unpack_words(job, scratch) };
-    let mut tiles = Tiles::new();
-    while let Some((token, count)) = tiles.next(job) {
-        // SAFETY: `count` input rows from `token` on; the panel is unpacked.
-        unsafe {
-            let input = job.wide.add(token * blocks);
-            match count {
-                3 => tile3::<MINIMUM>(panel, input, blocks, &mut tiles.sums),
-                2 => tile2::<MINIMUM>(panel, input, blocks, &mut tiles.sums),
-                _ => tile1::<MINIMUM>(panel, input, blocks, &mut tiles.sums),
-            }
-        }
-        tiles.store(job);
-    }
-}
-
-/// Unpacks a job's panel; returns where it starts.
-///
-/// # Safety
-/// The processor has AVX2; the job's pointers cover the groups of its rows.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn unpack_words(job: &PanelJob<'_>, scratch: &mut [u8]) -> *const u8 {
-    let blocks = job.cols / BLOCK;
-    assert!(scratch.len() >= blocks * PANEL_BLOCK_BYTES && blocks > 0);
-    let panel = scratch.as_mut_ptr();
-    for lane in 0..job.rows.div_ceil(GROUP_ROWS) {
-        // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are not stored.
-        unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
-    }
-    panel
-}
-
-/// The input rows of a job, as tiles of up to three: [`Tiles::next`], sums of the tile, [`Tiles::store`], again.
-pub(crate) struct Tiles {
-    first: usize,
-    count: usize,
-    fetched: usize,
-    pub(crate) sums: Sums,
-}
-
-impl Tiles {
-    pub(crate) fn new() -> Self {
-        Self { first: 0, count: 0, fetched: 0, sums: Sums([0.0; 3 * PANEL_ROWS]) }
-    }
-
-    /// First input row of the next tile, and how many it has: three at a time; four are left as two and two.
-    #[inline(always)]
-    pub(crate) fn next(&mut self, job: &PanelJob<'_>) -> Option<(usize, usize)> {
-        self.first += self.count;
-        let left = job.tokens - self.first;
-        self.count = if left == 4 { 2 } else { left.min(3) };
-        (left > 0).then_some((self.first, self.count))
-    }
-
-    /// Stores the tile's sums, and asks for a part of the next panel, which comes to the cache while this one is worked on.
-    #[inline(always)]
-    pub(crate) fn store(&mut self, job: &PanelJob<'_>) {
-        for (index, sums) in self.sums.0.chunks_exact(PANEL_ROWS).take(self.count).enumerate() {
-            // SAFETY: the results of the panel's rows for this input row, which the job's pointers cover.
+    let mut tiles = Tiles::new(job, scratch);
+    while let Some(part) = tiles.part() {
+        // SAFETY: the caller's promise; the scratch holds a part.
+        unsafe { unpack_words(job, part, tiles.panel) };
+        while let Some(tile) = tiles.next() {
+            // SAFETY: the tile's input rows; the part is unpacked.
             unsafe {
-                let out = job.out.add((self.first + index) * job.stride);
-                if job.rows == PANEL_ROWS {
-                    std::ptr::copy_nonoverlapping(sums.as_ptr(), out, PANEL_ROWS);
-                } else {
-                    std::ptr::copy_nonoverlapping(sums.as_ptr(), out, job.rows);
+                let (panel, input) = (tiles.panel, job.wide.add(tile.first * blocks + part.first));
+                match tile.count {
+                    3 => tile3::<MINIMUM>(panel, input, blocks, part.count, tile.sums),
+                    2 => tile2::<MINIMUM>(panel, input, blocks, part.count, tile.sums),
+                    _ => tile1::<MINIMUM>(panel, input, blocks, part.count, tile.sums),
                 }
             }
         }
-        let wanted = job.following.len() * (self.first + self.count) / job.tokens;
-        for at in (self.fetched..wanted).step_by(64) {
-            // SAFETY: a hint of the architecture's baseline; the address is that of a byte.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(job.following[at..].as_ptr().cast()) };
-        }
-        self.fetched = wanted.next_multiple_of(64);
+    }
+    tiles.store();
+}
+
+/// Unpacks a part of a job's panel.
+///
+/// # Safety
+/// The processor has AVX2; the job's pointers cover the groups of its rows; `panel` has room for the part, aligned to 32 bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn unpack_words(job: &PanelJob<'_>, part: Part, panel: *mut u8) {
+    for lane in 0..job.rows.div_ceil(GROUP_ROWS) {
+        // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are not stored.
+        unsafe { unpack(job, part, job.groups.add(lane * job.group_bytes), panel, lane) };
     }
 }
 
 // The numbers written out in the assembly.
 const _: () = assert!(PANEL_BLOCK_BYTES == 1152 && size_of::<WideBlock>() == 80);
 const _: () = assert!(offset_of!(WideBlock, d) == 64 && offset_of!(WideBlock, s) == 68);
-
-/// Results of up to three input rows.
-#[repr(C, align(32))]
-pub(crate) struct Sums(pub(crate) [f32; 3 * PANEL_ROWS]);
 
 /// Repeats `$step!(panel offset, token offset)` for steps 1 to 15.
 macro_rules! steps {
@@ -334,29 +283,30 @@ macro_rules! minima1 {
     };
 }
 
-/// A tile over all blocks of a panel: the sums of some input rows, 16 each.
+/// A tile over some blocks of a panel: goes on with the sums of some input rows, 16 each.
 macro_rules! tile {
-    ($name:ident, $block:ident, $minima:ident, $clear:literal, $store:literal) => {
+    ($name:ident, $block:ident, $minima:ident, $load:literal, $store:literal) => {
         /// # Safety
-        /// The processor has AVX2; `panel` has `blocks` blocks and is aligned to 32 bytes; `input` is the first of the rows,
-        /// each `blocks` long; `blocks` is not 0.
+        /// The processor has AVX2; `panel` has `blocks` blocks; `input` is the first block of the first of the rows, which lie
+        /// `stride` blocks apart; `sums` has sixteen for each; panel and sums are aligned to 32 bytes; `blocks` is not 0.
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name<const MINIMUM: bool>(
             panel: *const u8,
             input: *const WideBlock,
+            stride: usize,
             blocks: usize,
-            sums: &mut Sums,
+            sums: *mut f32,
         ) {
             // SAFETY: reads the panel and the rows block by block, writes `sums`; every register it uses is declared.
             unsafe {
                 if MINIMUM {
                     asm!(
-                        $clear, $block!(), $minima!(), advance!(), $store,
+                        $load, $block!(), $minima!(), advance!(), $store,
                         p = inout(reg) panel => _,
                         t = inout(reg) input => _,
                         n = inout(reg) blocks => _,
-                        s = in(reg) blocks * size_of::<WideBlock>(),
-                        o = in(reg) sums.0.as_mut_ptr(),
+                        s = in(reg) stride * size_of::<WideBlock>(),
+                        o = in(reg) sums,
                         scales = const SCALES,
                         minima = const MINIMA,
                         out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
@@ -367,12 +317,12 @@ macro_rules! tile {
                     );
                 } else {
                     asm!(
-                        $clear, $block!(), advance!(), $store,
+                        $load, $block!(), advance!(), $store,
                         p = inout(reg) panel => _,
                         t = inout(reg) input => _,
                         n = inout(reg) blocks => _,
-                        s = in(reg) blocks * size_of::<WideBlock>(),
-                        o = in(reg) sums.0.as_mut_ptr(),
+                        s = in(reg) stride * size_of::<WideBlock>(),
+                        o = in(reg) sums,
                         scales = const SCALES,
                         out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
                         out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
@@ -390,12 +340,12 @@ tile!(
     tile3,
     block3,
     minima3,
-    "vxorps ymm6, ymm6, ymm6
-     vxorps ymm7, ymm7, ymm7
-     vxorps ymm8, ymm8, ymm8
-     vxorps ymm9, ymm9, ymm9
-     vxorps ymm10, ymm10, ymm10
-     vxorps ymm11, ymm11, ymm11",
+    "vmovaps ymm6, [{o}]
+     vmovaps ymm7, [{o} + 32]
+     vmovaps ymm8, [{o} + 64]
+     vmovaps ymm9, [{o} + 96]
+     vmovaps ymm10, [{o} + 128]
+     vmovaps ymm11, [{o} + 160]",
     "vmovaps [{o}], ymm6
      vmovaps [{o} + 32], ymm7
      vmovaps [{o} + 64], ymm8
@@ -407,10 +357,10 @@ tile!(
     tile2,
     block2,
     minima2,
-    "vxorps ymm6, ymm6, ymm6
-     vxorps ymm7, ymm7, ymm7
-     vxorps ymm8, ymm8, ymm8
-     vxorps ymm9, ymm9, ymm9",
+    "vmovaps ymm6, [{o}]
+     vmovaps ymm7, [{o} + 32]
+     vmovaps ymm8, [{o} + 64]
+     vmovaps ymm9, [{o} + 96]",
     "vmovaps [{o}], ymm6
      vmovaps [{o} + 32], ymm7
      vmovaps [{o} + 64], ymm8
@@ -421,8 +371,8 @@ tile!(
     tile1,
     block1,
     minima1,
-    "vxorps ymm6, ymm6, ymm6
-     vxorps ymm7, ymm7, ymm7",
+    "vmovaps ymm6, [{o}]
+     vmovaps ymm7, [{o} + 32]",
     "vmovaps [{o}], ymm6
      vmovaps [{o} + 32], ymm7
      // {s}"

@@ -5,7 +5,7 @@
 //! `maddubs` into 16-bit sums, whose limits are those of [`crate::gemv::bytes`].
 #![allow(unsafe_code, reason = "assembly tile and raw pointers of a job")]
 
-use super::avx2::{Sums, Tiles};
+use super::tiles::{Part, Tiles};
 use super::{BYTE_PANEL_BLOCK_BYTES, PanelJob, portable};
 use crate::activations::{BLOCK, ByteBlock};
 use crate::gemv::avx2::{fives, fives_k, halves, load, minima, nibbles, sixes};
@@ -45,30 +45,31 @@ static ONES: Ones = Ones([1; 16]);
 #[repr(C, align(32))]
 struct Ones([i16; 16]);
 
-/// A panel kernel: unpacks, then runs its tiles.
+/// A panel kernel: unpacks each part, then runs its tiles.
 macro_rules! panel {
     ($name:ident, $tile3:ident, $tile2:ident, $tile1:ident) => {
         /// # Safety
-        /// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results;
-        /// `scratch` holds a panel block for every 32 input features.
+        /// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results.
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name(job: &PanelJob<'_>, scratch: &mut [u8]) {
             let blocks = job.cols / BLOCK;
-            // SAFETY: the caller's promise.
-            let panel = unsafe { unpack_bytes(job, scratch) };
-            let mut tiles = Tiles::new();
-            while let Some((token, count)) = tiles.next(job) {
-                // SAFETY: `count` input rows from `token` on; the panel is unpacked.
-                unsafe {
-                    let input = job.byte.add(token * blocks);
-                    match count {
-                        3 => $tile3(panel, input, blocks, &mut tiles.sums),
-                        2 => $tile2(panel, input, blocks, &mut tiles.sums),
-                        _ => $tile1(panel, input, blocks, &mut tiles.sums),
+            let mut tiles = Tiles::new(job, scratch);
+            while let Some(part) = tiles.part() {
+                // SAFETY: the caller's promise; the scratch holds a part.
+                unsafe { unpack_bytes(job, part, tiles.panel) };
+                while let Some(tile) = tiles.next() {
+                    // SAFETY: the tile's input rows; the part is unpacked.
+                    unsafe {
+                        let (panel, input) = (tiles.panel, job.byte.add(tile.first * blocks + part.first));
+                        match tile.count {
+                            3 => $tile3(panel, input, blocks, part.count, tile.sums),
+                            2 => $tile2(panel, input, blocks, part.count, tile.sums),
+                            _ => $tile1(panel, input, blocks, part.count, tile.sums),
+                        }
                     }
                 }
-                tiles.store(job);
             }
+            tiles.store();
         }
     };
 }
@@ -335,24 +336,24 @@ macro_rules! block {
     };
 }
 
-macro_rules! clear {
+macro_rules! load {
     (3) => {
-        "vxorps ymm6, ymm6, ymm6
-         vxorps ymm7, ymm7, ymm7
-         vxorps ymm8, ymm8, ymm8
-         vxorps ymm9, ymm9, ymm9
-         vxorps ymm10, ymm10, ymm10
-         vxorps ymm11, ymm11, ymm11"
+        "vmovaps ymm6, [{o}]
+         vmovaps ymm7, [{o} + 32]
+         vmovaps ymm8, [{o} + 64]
+         vmovaps ymm9, [{o} + 96]
+         vmovaps ymm10, [{o} + 128]
+         vmovaps ymm11, [{o} + 160]"
     };
     (2) => {
-        "vxorps ymm6, ymm6, ymm6
-         vxorps ymm7, ymm7, ymm7
-         vxorps ymm8, ymm8, ymm8
-         vxorps ymm9, ymm9, ymm9"
+        "vmovaps ymm6, [{o}]
+         vmovaps ymm7, [{o} + 32]
+         vmovaps ymm8, [{o} + 64]
+         vmovaps ymm9, [{o} + 96]"
     };
     (1) => {
-        "vxorps ymm6, ymm6, ymm6
-         vxorps ymm7, ymm7, ymm7"
+        "vmovaps ymm6, [{o}]
+         vmovaps ymm7, [{o} + 32]"
     };
 }
 
@@ -378,18 +379,18 @@ macro_rules! store {
     };
 }
 
-/// A tile over all blocks of a panel: the sums of some input rows, 16 each.
+/// A tile over some blocks of a panel: goes on with the sums of some input rows, 16 each.
 macro_rules! tile {
     ($name:ident, $rows:tt, $($kind:tt)+) => {
         /// # Safety
-        /// The processor has AVX2; `panel` has `blocks` blocks and is aligned to 32 bytes; `input` is the first of the rows,
-        /// each `blocks` long; `blocks` is not 0.
+        /// The processor has AVX2; `panel` has `blocks` blocks; `input` is the first block of the first of the rows, which lie
+        /// `stride` blocks apart; `sums` has sixteen for each; panel and sums are aligned to 32 bytes; `blocks` is not 0.
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(panel: *const u8, input: *const ByteBlock, blocks: usize, sums: &mut Sums) {
+        unsafe fn $name(panel: *const u8, input: *const ByteBlock, stride: usize, blocks: usize, sums: *mut f32) {
             // SAFETY: reads the panel and the rows block by block, writes `sums`; every register it uses is declared.
             unsafe {
                 asm!(
-                    clear!($rows),
+                    load!($rows),
                     "2:",
                     block!($rows $($kind)+),
                     "add {p}, 640",
@@ -400,8 +401,8 @@ macro_rules! tile {
                     p = inout(reg) panel => _,
                     t = inout(reg) input => _,
                     n = inout(reg) blocks => _,
-                    s = in(reg) blocks * size_of::<ByteBlock>(),
-                    o = in(reg) sums.0.as_mut_ptr(),
+                    s = in(reg) stride * size_of::<ByteBlock>(),
+                    o = in(reg) sums,
                     ones = in(reg) &raw const ONES,
                     out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
                     out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
@@ -430,39 +431,35 @@ tile!(centred32_3, 3, centred halves);
 tile!(centred32_2, 2, centred halves);
 tile!(centred32_1, 1, centred halves);
 
-/// Unpacks a job's panel; returns where it starts.
+/// Unpacks a part of a job's panel.
 ///
 /// # Safety
-/// The processor has AVX2; the job's pointers cover the groups of its rows.
+/// The processor has AVX2; the job's pointers cover the groups of its rows; `panel` has room for the part, aligned to 32 bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn unpack_bytes(job: &PanelJob<'_>, scratch: &mut [u8]) -> *const u8 {
-    let blocks = job.cols / BLOCK;
-    assert!(scratch.len() >= blocks * BYTE_PANEL_BLOCK_BYTES && blocks > 0);
-    let panel = scratch.as_mut_ptr();
+pub(crate) unsafe fn unpack_bytes(job: &PanelJob<'_>, part: Part, panel: *mut u8) {
     for lane in 0..job.rows.div_ceil(GROUP_ROWS) {
         // SAFETY: the panel's groups and scratch. A missing second group leaves old contents, whose results are not stored.
-        unsafe { unpack(job, job.groups.add(lane * job.group_bytes), panel, lane) };
+        unsafe { unpack(job, part, job.groups.add(lane * job.group_bytes), panel, lane) };
     }
-    panel
 }
 
-/// Unpacks the group at `group` into lane `lane` of the panel.
+/// Unpacks a part of the group at `group` into lane `lane` of the panel.
 ///
 /// # Safety
-/// The processor has AVX2; the group is readable; the panel has a block for every 32 input features.
+/// The processor has AVX2; the group is readable; the panel has room for the part.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack(job: &PanelJob<'_>, group: *const u8, panel: *mut u8, lane: usize) {
+unsafe fn unpack(job: &PanelJob<'_>, part: Part, group: *const u8, panel: *mut u8, lane: usize) {
     // SAFETY: all of the caller's promise.
     unsafe {
-        let panel = panel.add(32 * lane);
+        let (group, panel) = (group.add(part.offset_bytes(job)), panel.add(32 * lane));
         match job.weight_type {
-            WeightType::Q4_0 => q4_0(group, job.cols / 32, panel),
-            WeightType::Q4_1 => q4_1(group, job.cols / 32, panel),
-            WeightType::Q5_0 => q5_0(group, job.cols / 32, panel),
-            WeightType::Q5_1 => q5_1(group, job.cols / 32, panel),
-            WeightType::Q4K => q4_k(group, job.cols / 256, panel),
-            WeightType::Q5K => q5_k(group, job.cols / 256, panel),
-            _ => q6_k(group, job.cols / 256, panel),
+            WeightType::Q4_0 => q4_0(group, part.count, panel),
+            WeightType::Q4_1 => q4_1(group, part.count, panel),
+            WeightType::Q5_0 => q5_0(group, part.count, panel),
+            WeightType::Q5_1 => q5_1(group, part.count, panel),
+            WeightType::Q4K => q4_k(group, part.blocks_of(256), panel),
+            WeightType::Q5K => q5_k(group, part.blocks_of(256), panel),
+            _ => q6_k(group, part.blocks_of(256), panel),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Prefill: products of a matrix with many rows.
 //!
-//! A panel of two groups (16 rows, all input features) is unpacked once and all input rows run against it. The results have the bits of [`crate::gemv`].
+//! A panel is two groups (16 rows). Part by part along the input features it is unpacked to where the nearest cache holds it,
+//! and all input rows run against the part; their sums go on in the next part, in the order of one pass. The results have the
+//! bits of [`crate::gemv`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -8,9 +10,11 @@ pub(crate) mod avx2;
 pub(crate) mod bytes;
 pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod tiles;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod unpack;
 
-use crate::activations::{Activations, ByteBlock, Forms, Precision, WideBlock};
+use crate::activations::{Activations, BLOCK, ByteBlock, Forms, Precision, WideBlock};
 use crate::memory::{Scratch, Shared};
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
@@ -21,6 +25,9 @@ use npuhal_models::WeightType;
 pub const PANEL_ROWS: usize = 2 * GROUP_ROWS;
 /// Scratch bytes that a panel takes for 32 input features.
 pub const PANEL_BLOCK_BYTES: usize = 1152;
+/// Blocks of 32 input features that are unpacked at a time: whole blocks of every type, and small enough that they stay in
+/// 32 KiB of cache beside the inputs and sums of a tile.
+pub const PART_BLOCKS: usize = 16;
 /// As [`PANEL_BLOCK_BYTES`], for inputs of 8 bits.
 pub const BYTE_PANEL_BLOCK_BYTES: usize = 640;
 
@@ -55,6 +62,14 @@ pub fn forms(weight_type: WeightType, precision: Precision) -> Forms {
     } else {
         Forms { dense: true, ..Forms::default() }
     }
+}
+
+/// Scratch bytes of a panel job: an unpacked part, and sixteen sums for each input row.
+#[must_use]
+pub const fn scratch_bytes(cols: usize, tokens: usize) -> usize {
+    let blocks = cols.div_ceil(BLOCK);
+    let part = if blocks < PART_BLOCKS { blocks } else { PART_BLOCKS };
+    part * PANEL_BLOCK_BYTES + tokens * PANEL_ROWS * size_of::<f32>()
 }
 
 /// Unpacked panels, one for each thread.
@@ -99,7 +114,7 @@ pub fn run<const N: usize>(
         assert!(matrix.cols() == input.cols() && matrix.rows() * input.rows() == out.len());
     }
     let outs = outs.map(Shared::new);
-    let scratch_bytes = input.cols().div_ceil(32) * PANEL_BLOCK_BYTES;
+    let scratch_bytes = scratch_bytes(input.cols(), input.rows());
     panels.reserve(pool.threads(), scratch_bytes);
     let scratch = Shared::new(&mut panels.scratch);
     let total: usize = matrices.iter().map(|matrix| matrix.rows().div_ceil(PANEL_ROWS)).sum();

@@ -5,6 +5,7 @@
 //! `32 × 128 = 4096`, so that 32 products with codes of the input stay below 2^31.
 #![allow(unsafe_code, reason = "vector loads and stores through raw pointers")]
 
+use super::tiles::Part;
 use super::{PANEL_BLOCK_BYTES, PanelJob};
 use crate::gemv::avx2::{fives, fives_k, halves, load, minima, nibbles, row_bytes, row_signed_bytes, sixes};
 use npuhal_models::WeightType;
@@ -15,24 +16,24 @@ pub(crate) const SCALES: usize = 1024;
 /// Offset of the minima in a panel block.
 pub(crate) const MINIMA: usize = 1088;
 
-/// Unpacks the group at `group` into lane `lane` of the panel.
+/// Unpacks a part of the group at `group` into lane `lane` of the panel.
 ///
 /// # Safety
-/// The processor has AVX2; the group is readable; the panel has a block for every 32 input features.
+/// The processor has AVX2; the group is readable; the panel has room for the part.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(job: &PanelJob<'_>, group: *const u8, panel: *mut u8, lane: usize) {
+pub(super) unsafe fn unpack(job: &PanelJob<'_>, part: Part, group: *const u8, panel: *mut u8, lane: usize) {
     // SAFETY: all of the caller's promise.
     unsafe {
-        let panel = panel.add(32 * lane);
+        let (group, panel) = (group.add(part.offset_bytes(job)), panel.add(32 * lane));
         match job.weight_type {
-            WeightType::Q4_0 => q4_0(group, job.cols / 32, panel),
-            WeightType::Q4_1 => q4_1(group, job.cols / 32, panel),
-            WeightType::Q5_0 => q5_0(group, job.cols / 32, panel),
-            WeightType::Q5_1 => q5_1(group, job.cols / 32, panel),
-            WeightType::Q8_0 => q8_0(group, job.cols / 32, panel),
-            WeightType::Q4K => q4_k(group, job.cols / 256, panel),
-            WeightType::Q5K => q5_k(group, job.cols / 256, panel),
-            _ => q6_k(group, job.cols / 256, panel),
+            WeightType::Q4_0 => q4_0(group, part.count, panel),
+            WeightType::Q4_1 => q4_1(group, part.count, panel),
+            WeightType::Q5_0 => q5_0(group, part.count, panel),
+            WeightType::Q5_1 => q5_1(group, part.count, panel),
+            WeightType::Q8_0 => q8_0(group, part.count, panel),
+            WeightType::Q4K => q4_k(group, part.blocks_of(256), panel),
+            WeightType::Q5K => q5_k(group, part.blocks_of(256), panel),
+            _ => q6_k(group, part.blocks_of(256), panel),
         }
     }
 }

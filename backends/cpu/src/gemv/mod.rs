@@ -1,23 +1,30 @@
 //! Decode: products of a matrix with one row, or with few.
 //!
-//! Few rows go one after the other over a part of the matrix that stays in cache; up to [`FEW_ROWS`] that beats unpacking.
+//! Few rows share what is unpacked, where there is a kernel for it; otherwise they go one after the other over a part of the
+//! matrix that stays in cache. Up to [`few_rows`] that beats the panels of [`crate::gemm`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bytes;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod few;
 pub(crate) mod portable;
 
 use crate::activations::{Activations, BLOCK, ByteBlock, Forms, Precision, SplitBlock, WideBlock};
 use crate::memory::Shared;
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
-use crate::table::KernelTable;
+use crate::table::{FewKernel, KernelTable};
 use npuhal_models::WeightType;
 use std::ops::Range;
 
-/// Input rows up to which quantized matrices go through GEMV rather than GEMM.
-pub const FEW_ROWS: usize = 8;
+/// Input rows up to which a matrix goes through GEMV rather than GEMM: where that is faster. The bits are the same either way.
+#[must_use]
+pub const fn few_rows(weight_type: WeightType) -> usize {
+    if decode::is_quantized(weight_type) { 8 } else { 1 }
+}
+
 /// Bytes of weights that several input rows share before the next part.
 const PART_BYTES: usize = 64 << 10;
 /// Items of a thread in a product, where that makes them neither smaller nor larger than the bounds: a thread without a core
@@ -38,6 +45,26 @@ pub struct GemvJob {
     pub(crate) dense: *const f32,
     /// Eight results a group.
     pub(crate) out: *mut f32,
+}
+
+/// What a kernel for few rows works on: `count` groups that follow each other, and two to eight input rows.
+#[derive(Debug)]
+pub struct FewJob {
+    pub(crate) weight_type: WeightType,
+    pub(crate) groups: *const u8,
+    pub(crate) group_bytes: usize,
+    pub(crate) count: usize,
+    /// Valid rows of the groups.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) tokens: usize,
+    pub(crate) split: *const SplitBlock,
+    pub(crate) wide: *const WideBlock,
+    pub(crate) byte: *const ByteBlock,
+    /// The first group's results for the first input row.
+    pub(crate) out: *mut f32,
+    /// Elements between the results of two input rows.
+    pub(crate) stride: usize,
 }
 
 /// The forms of its input that the GEMV kernel of a type reads.
@@ -85,7 +112,14 @@ pub fn run<const N: usize>(
         for (matrix, out) in matrices.iter().zip(&outs) {
             let groups = groups_within(matrix, before, &share);
             before += matrix.bytes().len();
-            if !groups.is_empty() {
+            let few = if byte_form(matrix, input) { table.byte_few } else { table.few };
+            if groups.is_empty() {
+                continue;
+            }
+            if let (2.., Some(kernel)) = (input.rows(), few(matrix.weight_type())) {
+                // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
+                unsafe { run_few(table, kernel, matrix, groups, input, *out) };
+            } else {
                 let part = if input.rows() == 1 { groups.len() } else { (PART_BYTES / matrix.group_bytes()).max(1) };
                 for first in groups.clone().step_by(part) {
                     for row in 0..input.rows() {
@@ -105,6 +139,58 @@ fn groups_within(matrix: &PackedMatrix, before: usize, share: &Range<usize>) -> 
     at(share.start)..at(share.end)
 }
 
+/// Whether a matrix's kernel reads inputs of 8 bits.
+fn byte_form(matrix: &PackedMatrix, input: &Activations) -> bool {
+    forms(matrix.weight_type(), input.precision()).byte
+}
+
+/// # Safety
+/// As [`run_groups`].
+#[allow(unsafe_code, reason = "raw parts of the outputs")]
+unsafe fn run_few(
+    table: &KernelTable,
+    kernel: FewKernel,
+    matrix: &PackedMatrix,
+    groups: Range<usize>,
+    input: &Activations,
+    out: Shared<f32>,
+) {
+    let blocks = input.cols() / BLOCK;
+    let mut row = 0;
+    while row < input.rows() {
+        // Never a single row where two rows and more are left.
+        let tokens = match input.rows() - row {
+            9 => 5,
+            left => left.min(8),
+        };
+        if tokens == 1 {
+            // SAFETY: the caller's promise.
+            unsafe { run_groups(table, matrix, groups.clone(), input, row, out) };
+        } else {
+            let first = groups.start * GROUP_ROWS;
+            let job = FewJob {
+                weight_type: matrix.weight_type(),
+                groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
+                group_bytes: matrix.group_bytes(),
+                count: groups.len(),
+                rows: (groups.end * GROUP_ROWS).min(matrix.rows()) - first,
+                cols: matrix.cols(),
+                tokens,
+                // Empty where the kernel does not read the form.
+                split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
+                wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
+                byte: input.byte().get(row * blocks..).unwrap_or_default().as_ptr(),
+                // SAFETY: a row of the matrix, so inside the output.
+                out: unsafe { out.ptr().add(row * matrix.rows() + first) },
+                stride: matrix.rows(),
+            };
+            // SAFETY: the pointers cover these groups and input rows; the results are this thread's own.
+            unsafe { kernel(&job) };
+        }
+        row += tokens;
+    }
+}
+
 /// # Safety
 /// `out` has the matrix's rows for each input row, and no other thread works on these groups.
 #[allow(unsafe_code, reason = "raw parts of the outputs")]
@@ -118,7 +204,7 @@ unsafe fn run_groups(
 ) {
     let blocks = input.cols() / BLOCK;
     let first_out = row * matrix.rows();
-    let kernels = if forms(matrix.weight_type(), input.precision()).byte { table.byte_gemv } else { table.gemv };
+    let kernels = if byte_form(matrix, input) { table.byte_gemv } else { table.gemv };
     let kernel = kernels(matrix.weight_type());
     let job = |groups: Range<usize>, out: *mut f32| GemvJob {
         weight_type: matrix.weight_type(),

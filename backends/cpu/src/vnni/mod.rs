@@ -60,7 +60,7 @@ macro_rules! kernels {
             }
 
             /// # Safety
-            /// As [`split`], of input rows and a panel's results; `scratch` holds a panel block for every 32 input features.
+            /// As [`split`], of input rows and a panel's results.
             #[target_feature(enable = $features)]
             unsafe fn word_panel(job: &PanelJob<'_>, scratch: &mut [u8]) {
                 // SAFETY: the caller's promise.

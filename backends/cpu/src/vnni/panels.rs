@@ -3,10 +3,12 @@
 
 use super::{Ops, both};
 use crate::activations::{BLOCK, ByteBlock, WideBlock};
-use crate::gemm::avx2::{Sums, Tiles, unpack_words};
+use crate::gemm::avx2::unpack_words;
 use crate::gemm::bytes::{FIRST_ROW, SECOND_ROW, unpack_bytes};
+use crate::gemm::tiles::Tiles;
 use crate::gemm::unpack::{MINIMA, SCALES};
 use crate::gemm::{BYTE_PANEL_BLOCK_BYTES, PANEL_BLOCK_BYTES, PANEL_ROWS, PanelJob};
+use crate::packed::GROUP_ROWS;
 use crate::packed::decode::{has_minimum, sums_halves};
 use npuhal_models::WeightType;
 
@@ -14,48 +16,52 @@ use npuhal_models::WeightType;
 ///
 /// # Safety
 /// The processor has AVX2 and the instructions of `O`; the job's pointers cover the groups of its rows, its input rows and its
-/// results; `scratch` holds a panel block for every 32 input features.
+/// results.
 #[inline(always)]
 pub(super) unsafe fn words<O: Ops>(job: &PanelJob<'_>, scratch: &mut [u8]) {
-    // SAFETY: the caller's promise.
-    let panel = unsafe { unpack_words(job, scratch) };
     let blocks = job.cols / BLOCK;
     let minimum = has_minimum(job.weight_type);
-    let mut tiles = Tiles::new();
-    while let Some((token, count)) = tiles.next(job) {
-        // SAFETY: `count` input rows from `token` on; the panel is unpacked.
-        unsafe {
-            let input = job.wide.add(token * blocks);
-            match count {
-                3 => word_tile::<O, 3>(panel, input, blocks, minimum, &mut tiles.sums),
-                2 => word_tile::<O, 2>(panel, input, blocks, minimum, &mut tiles.sums),
-                _ => word_tile::<O, 1>(panel, input, blocks, minimum, &mut tiles.sums),
+    let mut tiles = Tiles::new(job, scratch);
+    while let Some(part) = tiles.part() {
+        // SAFETY: the caller's promise; the scratch holds a part.
+        unsafe { unpack_words(job, part, tiles.panel) };
+        while let Some(tile) = tiles.next() {
+            // SAFETY: the tile's input rows; the part is unpacked.
+            unsafe {
+                let (panel, input) = (tiles.panel, job.wide.add(tile.first * blocks + part.first));
+                match tile.count {
+                    3 => word_tile::<O, 3>(panel, input, blocks, part.count, minimum, tile.sums),
+                    2 => word_tile::<O, 2>(panel, input, blocks, part.count, minimum, tile.sums),
+                    _ => word_tile::<O, 1>(panel, input, blocks, part.count, minimum, tile.sums),
+                }
             }
         }
-        tiles.store(job);
     }
+    tiles.store();
 }
 
 /// # Safety
-/// As [`words`]; `panel` has `blocks` blocks, `input` that many for each of `T` rows.
+/// As [`words`]; `panel` has `blocks` blocks, `input` that many for each of `T` rows, which lie `stride` blocks apart; `sums` has
+/// sixteen for each, which it goes on with.
 #[inline(always)]
 unsafe fn word_tile<O: Ops, const T: usize>(
     panel: *const u8,
     input: *const WideBlock,
+    stride: usize,
     blocks: usize,
     minimum: bool,
-    out: &mut Sums,
+    sums_of_rows: *mut f32,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut acc = [[O::splat_float(0.0); 2]; T];
+        let mut acc = load::<O, T>(sums_of_rows);
         for block in 0..blocks {
             let at = panel.add(block * PANEL_BLOCK_BYTES);
             let mut sums = [[O::splat(0); 2]; T];
             for step in 0..16 {
                 let weights = [O::load(at.add(64 * step)), O::load(at.add(64 * step + 32))];
                 for t in 0..T {
-                    let v = &(*input.add(t * blocks + block)).v;
+                    let v = &(*input.add(t * stride + block)).v;
                     let pair = O::splat(bytemuck::cast([v[2 * step], v[2 * step + 1]]));
                     for group in 0..2 {
                         sums[t][group] = O::dot_words(sums[t][group], weights[group], pair);
@@ -63,7 +69,7 @@ unsafe fn word_tile<O: Ops, const T: usize>(
                 }
             }
             for t in 0..T {
-                let x = &*input.add(t * blocks + block);
+                let x = &*input.add(t * stride + block);
                 for group in 0..2 {
                     let scale = O::mul(O::floats(at.add(SCALES + 32 * group)), O::splat_float(x.d));
                     acc[t][group] = O::mul_add(O::to_float(sums[t][group]), scale, acc[t][group]);
@@ -74,7 +80,7 @@ unsafe fn word_tile<O: Ops, const T: usize>(
                 }
             }
         }
-        store::<O, T>(acc, out);
+        store::<O, T>(acc, sums_of_rows);
     }
 }
 
@@ -84,33 +90,36 @@ unsafe fn word_tile<O: Ops, const T: usize>(
 /// As [`words`].
 #[inline(always)]
 pub(super) unsafe fn bytes<O: Ops>(job: &PanelJob<'_>, scratch: &mut [u8]) {
-    // SAFETY: the caller's promise.
-    let panel = unsafe { unpack_bytes(job, scratch) };
     let blocks = job.cols / BLOCK;
-    let mut tiles = Tiles::new();
-    while let Some((token, count)) = tiles.next(job) {
-        // SAFETY: `count` input rows from `token` on; the panel is unpacked.
-        unsafe {
-            let input = job.byte.add(token * blocks);
-            match count {
-                3 => byte_tile::<O, 3>(job.weight_type, panel, input, blocks, &mut tiles.sums),
-                2 => byte_tile::<O, 2>(job.weight_type, panel, input, blocks, &mut tiles.sums),
-                _ => byte_tile::<O, 1>(job.weight_type, panel, input, blocks, &mut tiles.sums),
+    let mut tiles = Tiles::new(job, scratch);
+    while let Some(part) = tiles.part() {
+        // SAFETY: the caller's promise; the scratch holds a part.
+        unsafe { unpack_bytes(job, part, tiles.panel) };
+        while let Some(tile) = tiles.next() {
+            // SAFETY: the tile's input rows; the part is unpacked.
+            unsafe {
+                let (panel, input) = (tiles.panel, job.byte.add(tile.first * blocks + part.first));
+                match tile.count {
+                    3 => byte_tile::<O, 3>(job.weight_type, panel, input, blocks, part.count, tile.sums),
+                    2 => byte_tile::<O, 2>(job.weight_type, panel, input, blocks, part.count, tile.sums),
+                    _ => byte_tile::<O, 1>(job.weight_type, panel, input, blocks, part.count, tile.sums),
+                }
             }
         }
-        tiles.store(job);
     }
+    tiles.store();
 }
 
 /// # Safety
-/// As [`bytes`]; `panel` has `blocks` blocks, `input` that many for each of `T` rows.
+/// As [`word_tile`].
 #[inline(always)]
 unsafe fn byte_tile<O: Ops, const T: usize>(
     weight_type: WeightType,
     panel: *const u8,
     input: *const ByteBlock,
+    stride: usize,
     blocks: usize,
-    out: &mut Sums,
+    sums_of_rows: *mut f32,
 ) {
     let centre = match weight_type {
         WeightType::Q4_0 => 8,
@@ -125,10 +134,10 @@ unsafe fn byte_tile<O: Ops, const T: usize>(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        let mut acc = [[O::splat_float(0.0); 2]; T];
+        let mut acc = load::<O, T>(sums_of_rows);
         for block in 0..blocks {
             let at = panel.add(block * BYTE_PANEL_BLOCK_BYTES);
-            let x = |t: usize| &*input.add(t * blocks + block);
+            let x = |t: usize| &*input.add(t * stride + block);
             let mut sums = [[O::splat(0); 2]; T];
             for t in 0..T {
                 sums[t] = [O::splat(start(x(t), 0)); 2];
@@ -164,18 +173,34 @@ unsafe fn byte_tile<O: Ops, const T: usize>(
                 }
             }
         }
-        store::<O, T>(acc, out);
+        store::<O, T>(acc, sums_of_rows);
     }
 }
 
 /// # Safety
-/// The processor has the instructions of `O`.
+/// The processor has the instructions of `O`; `sums` has sixteen for each of `T` rows.
 #[inline(always)]
-unsafe fn store<O: Ops, const T: usize>(acc: [[O::Float; 2]; T], out: &mut Sums) {
-    for (acc, out) in acc.into_iter().zip(out.0.chunks_exact_mut(PANEL_ROWS)) {
-        for (acc, out) in acc.into_iter().zip(out.chunks_exact_mut(8)) {
-            // SAFETY: eight results.
-            unsafe { O::store(acc, out.as_mut_ptr()) };
+unsafe fn load<O: Ops, const T: usize>(sums: *const f32) -> [[O::Float; 2]; T] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[O::splat_float(0.0); 2]; T];
+        for t in 0..T {
+            for group in 0..2 {
+                acc[t][group] = O::floats(sums.add(t * PANEL_ROWS + group * GROUP_ROWS).cast());
+            }
+        }
+        acc
+    }
+}
+
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn store<O: Ops, const T: usize>(acc: [[O::Float; 2]; T], sums: *mut f32) {
+    for t in 0..T {
+        for group in 0..2 {
+            // SAFETY: eight sums of a row.
+            unsafe { O::store(acc[t][group], sums.add(t * PANEL_ROWS + group * GROUP_ROWS)) };
         }
     }
 }
