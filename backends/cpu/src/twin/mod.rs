@@ -6,6 +6,7 @@
 mod error;
 mod lanes;
 mod rounding;
+mod tensors;
 mod xdna1;
 mod xdna2;
 

@@ -4,6 +4,7 @@
 use crate::twin::error::TwinError;
 use crate::twin::lanes::{Rows, read_bf16};
 use crate::twin::rounding::{bf16, bits, f16};
+use crate::twin::tensors::{checked, read_row};
 use npuhal_models::config::RopePairing;
 use npuhal_models::source::LayerTensor;
 use npuhal_models::{ModelConfig, ModelSource, Tensor, TensorRole, WeightType};
@@ -182,20 +183,4 @@ impl Loader<'_> {
         let (head, at) = (row / dim, row % dim);
         head * dim + 2 * (at % (dim / 2)) + at / (dim / 2)
     }
-}
-
-fn checked(tensor: &Tensor, rows: usize, cols: usize) -> Result<&Tensor, TwinError> {
-    if (tensor.rows(), tensor.cols()) == (rows, cols) {
-        return Ok(tensor);
-    }
-    let (found_rows, found_cols) = (tensor.rows(), tensor.cols());
-    Err(TwinError::Shape { tensor: tensor.name().to_owned(), rows, cols, found_rows, found_cols })
-}
-
-fn read_row(tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), TwinError> {
-    let named = |error: npuhal_models::quant::QuantError| TwinError::Elements {
-        tensor: tensor.name().to_owned(),
-        reason: error.to_string(),
-    };
-    tensor.dequantize_row(row, out).map_err(named)
 }

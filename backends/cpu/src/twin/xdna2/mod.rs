@@ -10,20 +10,19 @@
 //! a group of 32 columns are applied to its sums: `scale · Σ code·x + zero · Σ x` ([`Matrix::multiply`]). In f32 stay query and
 //! key projections, normed heads before their rotation, softmax shares (they weigh rows of values one by one), the output
 //! projection, the residual stream between attention and feed-forward block, gate and up projections and the down projection.
-//! All sums are f32, in the order in which the buffers bring their elements: columns within a group, groups along a row, the
-//! squares of a norm, shares and values of a block of 16 positions. Scores are dot products in 32 lanes ([`super::lanes`]).
-//! Exponentials, roots, sines and cosines are those of the f32 library.
+//! All sums are f32, one element after the other in the order in which the buffers bring them: columns within a group, groups
+//! along a row, the squares of a norm, the products of a score, shares and values of a position. Blocks of 16 positions only
+//! decide when sums are scaled down. Exponentials, roots, sines and cosines are those of the f32 library.
 //!
 //! Where several readings of this were possible, outputs of the lane on the virtual NPU decided; nothing was taken from its
 //! programs. Sums in another order put an operand on the neighbouring bf16 now and then, and with it every element of the
-//! product a little off. So another program with these rounding points need not agree to the bit; how far the lane on the
-//! virtual NPU is from the twin is in `docs/numerics.md`.
+//! product a little off. So another program with these rounding points need not agree to the bit; what each order changes, and
+//! how far the lane on the virtual NPU is from the twin, is in `docs/numerics.md`.
 
 mod weights;
 
 use crate::layered::{Arithmetic, Caches, LayeredSegment, Observer};
 use crate::twin::error::TwinError;
-use crate::twin::lanes::dot;
 use crate::twin::rounding::bf16;
 use npuhal_core::RunError;
 use npuhal_core::stage::{HiddenRows, Row, SegmentCapacity, Tap};
@@ -302,14 +301,16 @@ fn attend(query: &[f32], keys: &[f32], values: &[f32], width: usize, out: &mut [
     let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0f32);
     out.fill(0.0);
     for (keys, values) in keys.chunks(BLOCK_ROWS * width).zip(values.chunks(BLOCK_ROWS * width)) {
-        let mut shares: Vec<f32> = keys.chunks(width).map(|key| dot(query, &key[..HEAD_DIM]) * scale).collect();
+        let product = |key: &[f32]| query.iter().zip(key).fold(0.0, |sum, (q, k)| sum + q * k);
+        let scores: Vec<f32> = keys.chunks(width).map(|key| product(key) * scale).collect();
         let before = largest;
-        largest = shares.iter().copied().fold(largest, f32::max);
+        largest = scores.iter().copied().fold(largest, f32::max);
         let kept = (before - largest).exp();
-        shares.iter_mut().for_each(|share| *share = (*share - largest).exp());
-        total = total * kept + shares.iter().sum::<f32>();
+        total *= kept;
         out.iter_mut().for_each(|out| *out *= kept);
-        for (share, value) in shares.iter().zip(values.chunks(width)) {
+        for (score, value) in scores.iter().zip(values.chunks(width)) {
+            let share = (score - largest).exp();
+            total += share;
             out.iter_mut().zip(value).for_each(|(out, value)| *out += share * value);
         }
     }

@@ -7,6 +7,7 @@
 use super::HEAD_DIM;
 use crate::twin::error::TwinError;
 use crate::twin::rounding::{bf16, value};
+use crate::twin::tensors::{check_shape, checked, read_row};
 use npuhal_models::q4nx::{TileKind, TiledTensor};
 use npuhal_models::quant::blocks::{Q4_0Block, Q4_1Block, Q4KBlock};
 use npuhal_models::source::LayerTensor;
@@ -335,24 +336,6 @@ fn read_blocks(
         }
     }
     Ok(())
-}
-
-fn checked(tensor: &Tensor, rows: usize, cols: usize) -> Result<&Tensor, TwinError> {
-    check_shape(tensor.name(), (tensor.rows(), tensor.cols()), (rows, cols)).map(|()| tensor)
-}
-
-fn check_shape(name: &str, found: (usize, usize), wanted: (usize, usize)) -> Result<(), TwinError> {
-    if found == wanted {
-        return Ok(());
-    }
-    let ((found_rows, found_cols), (rows, cols)) = (found, wanted);
-    Err(TwinError::Shape { tensor: name.to_owned(), rows, cols, found_rows, found_cols })
-}
-
-fn read_row(tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), TwinError> {
-    tensor
-        .dequantize_row(row, out)
-        .map_err(|error| TwinError::Elements { tensor: tensor.name().to_owned(), reason: error.to_string() })
 }
 
 #[cfg(test)]
