@@ -113,14 +113,6 @@ impl ContextCore {
         }
     }
 
-    /// Ends a context that was never configured. The others of the process stay: what is published of contexts that go together
-    /// is about one that has run, and should this one take others along after all, their next submission says so.
-    fn discard(&self, reason: &str) {
-        let mut life = self.life();
-        life.lost.get_or_insert_with(|| reason.to_owned());
-        let _ = self.destroy(&mut life);
-    }
-
     /// Device memory with `pdi`, shared by all runs of the context.
     pub(crate) fn pdi(&self, pdi: &Arc<[u8]>) -> Result<Arc<MemoryObject>, DeviceError> {
         self.memory().pdi(&self.session, pdi)
@@ -239,10 +231,11 @@ impl NpuContext {
         // From here on dropping the owner destroys the context.
         let owner = Arc::new(ContextOwner { core });
         if !units.is_empty() {
-            retry(|| driver.config_cus(created.context, &units)).map_err(|errno| {
-                owner.core.discard("its compute units could not be configured");
-                driver_error(Operation::ConfigureUnits, errno)
-            })?;
+            // Where it fails, dropping the owner takes the other contexts along on parts where they go together: destroying one
+            // makes the firmware refuse the next submission of the others (published; that it does so for one that was never
+            // configured is inferred), and they had better be told now than by that.
+            retry(|| driver.config_cus(created.context, &units))
+                .map_err(|errno| driver_error(Operation::ConfigureUnits, errno))?;
         }
         Ok(Self { owner, loader: boot.loader })
     }

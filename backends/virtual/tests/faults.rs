@@ -78,20 +78,28 @@ fn run_three(bench: &Bench, flow: Flow, what: &str) -> Result<Completion, RunErr
     result
 }
 
+/// Destroying the context that could not be configured leaves the others of npu1 unusable: they are told at once, and not by the
+/// next submission.
 #[test]
-fn a_context_that_cannot_be_configured_leaves_the_others_alone() {
-    let spec: VirtualSpec = "virtual:npu1?fault=EINVAL@config:1".parse().unwrap();
-    let bench = Bench::new(&spec);
-    let kit = copy_kit(bench.npu.silicon(), Flow::Xclbin);
-    let (mut context, kernel) = bench.load(&kit, Flow::Xclbin).unwrap();
-    let one = footprint(bench.hardware.statistics());
-    assert!(bench.load(&kit, Flow::Xclbin).is_err(), "the second configuration fails");
-    assert_eq!(footprint(bench.hardware.statistics()), one, "only the new context is gone");
-    assert!(matches!(context.state(), ContextState::Ready));
-    let (input, output) = (bench.buffer(&pattern(COPY_WORDS, 9)).unwrap(), bench.empty(COPY_WORDS).unwrap());
-    let mut list = context.runlist();
-    list.push(&*kernel, &buffers(&[&input, &output])).unwrap();
-    assert_eq!(submit(&mut *list).unwrap().runs, 1);
+fn a_context_that_cannot_be_configured_takes_the_others_along_where_they_go_together() {
+    for (silicon, flow, are_together) in [(Silicon::Npu1, Flow::Xclbin, true), (Silicon::Npu4, Flow::Xclbin, false)] {
+        let spec: VirtualSpec = format!("virtual:{silicon}?fault=EINVAL@config:1").parse().unwrap();
+        let bench = Bench::new(&spec);
+        let kit = copy_kit(bench.npu.silicon(), flow);
+        let (mut context, kernel) = bench.load(&kit, flow).unwrap();
+        assert!(bench.load(&kit, flow).is_err(), "the second configuration fails");
+        let (input, output) = (bench.buffer(&pattern(COPY_WORDS, 9)).unwrap(), bench.empty(COPY_WORDS).unwrap());
+        if are_together {
+            let ContextState::Lost(reason) = context.state() else { panic!("{spec}: the other context is lost") };
+            assert!(reason.contains("all go together"), "{spec}: {reason}");
+            drop((kernel, context));
+            run_three(&bench, flow, "a fresh context").unwrap();
+            continue;
+        }
+        let mut list = context.runlist();
+        list.push(&*kernel, &buffers(&[&input, &output])).unwrap();
+        assert_eq!(submit(&mut *list).unwrap().runs, 1, "{spec}");
+    }
 }
 
 /// What must be the same after a failure as before it.
