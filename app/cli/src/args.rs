@@ -162,7 +162,7 @@ pub(crate) struct SessionArgs {
     pub(crate) npu_layers: Option<String>,
 
     /// The same as a share of all layers, 0 to 100
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = percent, allow_negative_numbers = true)]
     pub(crate) npu_percent: Option<f64>,
 
     /// Folder of the NPU's compiled kernels [default: npu/ in the model's directory]
@@ -320,6 +320,11 @@ pub(crate) struct RunArgs {
     /// Print the prompt in front of its continuation; with --logprobs its tokens are listed as well
     #[arg(long, requires = "raw", help_heading = "Generation")]
     pub(crate) echo: bool,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "wanted a number from 0 to 100".to_owned())
 }
 
 /// A token's id and what is added to its logit.
@@ -507,6 +512,7 @@ pub(crate) struct ConvertArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0, 1 where it cannot be read or run as a model, 2 where it is damaged.")]
 pub(crate) struct InspectArgs {
     /// A GGUF file, a Q4NX directory, an xdna1 package, or a name of the catalogue
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
@@ -516,7 +522,7 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Hash every file of an xdna1 package, or a file of the catalogue and compare; the exit code is 2 where one is wrong
+    /// Hash every file of an xdna1 package, or a file of the catalogue and compare
     #[arg(long)]
     pub(crate) verify_checksums: bool,
 
@@ -557,6 +563,7 @@ pub(crate) struct PackArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 where the directory is what its file says, else 1.")]
 pub(crate) struct VerifyArgs {
     /// The GGUF file, or a name of the catalogue
     #[arg(value_name = "GGUF", value_hint = ValueHint::AnyPath)]
@@ -604,7 +611,7 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutesArgs {
-    /// Model: a name of the catalogue or the path of a GGUF file [default: none, list what there is]
+    /// Model: a name of the catalogue, or the path of a model [default: none, list what there is]
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     pub(crate) model: Option<OsString>,
 
@@ -780,6 +787,7 @@ pub(crate) struct GraphArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "Exit code of --url: 0, 1 where a request failed, 2 where --min-tps is not reached.")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -132,6 +132,10 @@ fn a_pinned_npu_without_a_kit_is_an_error_with_its_reason() {
     let said = home.run(&["run", "-m", "small-xdna1", "--npu-layers", "1", "--npu-percent", "5", "hello"]).with_code(2);
     assert!(said.err.contains("cannot be used with"), "{}", said.err);
     home.run(&["run", "-m", "small-xdna1", "--npu-layers", "most", "hello"]).with_code(2);
+    for percent in ["200", "-1", "nan"] {
+        let said = home.run(&["run", "-m", "small-xdna1", "--npu-percent", percent, "hello"]).with_code(2);
+        assert!(said.err.contains("wanted a number from 0 to 100"), "{}", said.err);
+    }
     // No layer on the NPU needs no kit.
     let on_cpu = ["run", "-m", "small-xdna1", "--device", "virtual:npu1", "--npu-layers", "0", "-n", "2", "hello"];
     let said = home.run(&on_cpu).with_code(0);

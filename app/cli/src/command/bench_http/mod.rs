@@ -30,8 +30,7 @@ const LOCAL_TESTS: [&str; 9] = ["calibrate", "pp", "tg", "depths", "parallel", "
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Of a server")]
 pub(crate) struct HttpBenchArgs {
-    /// Measure a server with the OpenAI interface instead, e.g. http://127.0.0.1:8000. Exit code: 1 where a request failed, 2
-    /// where --min-tps is not reached
+    /// Measure a server with the OpenAI interface instead, e.g. http://127.0.0.1:8000
     #[arg(long, value_name = "URL", conflicts_with_all = LOCAL_TESTS)]
     pub(crate) url: Option<String>,
 
