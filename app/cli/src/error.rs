@@ -79,7 +79,7 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Kit(#[from] KitError),
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(RunError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
     #[error(transparent)]
@@ -110,6 +110,15 @@ impl From<PromptError> for CliError {
             PromptError::Package(error) => Self::Package(*error),
             PromptError::Window(error) => Self::Window(error),
             other => Self::Unusable(other.to_string()),
+        }
+    }
+}
+
+impl From<RunError> for CliError {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::Cancelled => Self::Interrupted,
+            other => Self::Run(other),
         }
     }
 }
@@ -148,6 +157,9 @@ impl CliError {
 
 impl From<LiveError> for CliError {
     fn from(error: LiveError) -> Self {
-        Self::Live(Box::new(error))
+        match error {
+            LiveError::Run { source: RunError::Cancelled, .. } => Self::Interrupted,
+            other => Self::Live(Box::new(other)),
+        }
     }
 }
