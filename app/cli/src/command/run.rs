@@ -31,9 +31,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     args.generation.check()?;
     check(&args)?;
     let Some(prompt) = prompt(&args.prompt)? else {
-        if args.raw {
-            return Err(CliError::Usage("--raw continues a prompt; give one, or pipe it".to_owned()));
-        }
+        check_chat(&args)?;
         return chat::chat_here(host, &args.model, &args.generation);
     };
     host.heed_interrupts();
@@ -87,6 +85,17 @@ fn check(args: &RunArgs) -> Result<(), CliError> {
         }
         _ => Ok(()),
     }
+}
+
+/// What is said of one answer alone is no matter of a chat.
+fn check_chat(args: &RunArgs) -> Result<(), CliError> {
+    let what = match args {
+        RunArgs { raw: true, .. } => "--raw continues a prompt",
+        RunArgs { choices, .. } if *choices != 1 => "--n gives several answers to a prompt",
+        RunArgs { logprobs: Some(_), .. } => "--logprobs tells of the answer to a prompt",
+        _ => return Ok(()),
+    };
+    Err(CliError::Usage(format!("{what}; give one, or pipe it")))
 }
 
 /// Prints answers as they come.
