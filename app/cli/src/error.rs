@@ -1,4 +1,5 @@
-//! The program's errors and its exit codes: 1 for a failure, 2 for a usage error.
+//! The program's errors and its exit codes: 1 for a failure, 2 for a usage error. Commands that judge have codes of their own
+//! ([`CliError::Verdict`]).
 
 use crate::client::ApiError;
 use npuhal_core::RunError;
@@ -33,6 +34,8 @@ pub(crate) enum CliError {
     Output(#[from] io::Error),
     #[error("reading the input: {0}")]
     Input(io::Error),
+    #[error("127.0.0.1: no port to listen on: {0}")]
+    Listen(io::Error),
     #[error("the terminal: {0}")]
     Terminal(String),
     #[error("this program's own file: {0}")]
@@ -46,8 +49,8 @@ pub(crate) enum CliError {
     /// A file of items or of text.
     #[error("{path}: {reason}")]
     Dataset { path: String, reason: String },
-    #[error("{path}: the report cannot be written: {source}")]
-    Report { path: String, source: io::Error },
+    #[error("{}: the report cannot be written: {source}", path.display())]
+    Report { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(transparent)]

@@ -102,6 +102,23 @@ fn an_error_in_the_middle_of_an_answer_starts_a_line() {
     assert!(told.starts_with("npuhal: ") && told.contains("timed out"), "{err}");
 }
 
+/// `bench --ttft` used to begin no generation; a text is put into the lane's own template, as `run` does.
+#[test]
+fn the_time_to_the_first_token_is_measured_on_the_virtual_npu() {
+    let home = Home::new();
+    let path = home.package();
+    home.run(&["kit", "xdna1", "-m", path.to_str().unwrap()]).with_code(0);
+    let bench = |more: &[&str]| {
+        let arguments = ["bench", "-m", "small-xdna1", "--device", "virtual:npu1"];
+        let said = home.run(&[&arguments[..], more].concat()).with_code(0);
+        serde_json::from_str::<Value>(&said.out).unwrap()
+    };
+    assert_eq!(bench(&["--ttft", "4"])["test"], "ttft4");
+    let said = home.run(&["run", "-m", "small-xdna1", "-n", "1", "--stats", "hello"]).with_code(0);
+    let tokens = said.err.split("prompt ").find_map(|rest| rest.split(' ').next()?.parse::<u32>().ok()).unwrap();
+    assert_eq!(bench(&["--ttft-text", "hello"])["test"], format!("ttft-text{tokens}"));
+}
+
 /// A checkpoint over a package: the kit that the user put there stays.
 #[test]
 fn a_kit_outlives_the_conversion_that_replaces_its_package() {
