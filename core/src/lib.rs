@@ -17,6 +17,7 @@ pub mod card;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod file;
 mod oneshot;
 pub mod pipeline;
 pub mod stage;

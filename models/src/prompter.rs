@@ -4,7 +4,7 @@ use crate::package::{Family, PackageError};
 use crate::source::{Format, ModelSource};
 use crate::template::{ChatInput, ChatTemplate, encode_chat};
 use crate::text_error::TextError;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Specials, Tokenizer};
 use crate::window::{
     ChatMl, FirstTurn, Fitted, Overflow, PromptTruncation, Truncation, WindowError, budget_beside, fit, fit_text,
 };
@@ -108,6 +108,22 @@ impl Prompter {
         };
         Ok(Prompt::new(fitted, whole_tokens))
     }
+}
+
+/// The token that begins every text of the model, where it has one.
+#[must_use]
+pub fn text_start(tokenizer: &Tokenizer) -> Option<TokenId> {
+    tokenizer.bos().filter(|_| tokenizer.add_bos())
+}
+
+/// The ids of a text without a template, behind [`text_start`].
+///
+/// # Errors
+/// As [`Tokenizer::encode`].
+pub fn text_ids(tokenizer: &Tokenizer, text: &str, specials: Specials) -> Result<Vec<TokenId>, TextError> {
+    let mut ids: Vec<TokenId> = text_start(tokenizer).into_iter().collect();
+    tokenizer.encode_into(text, specials, &mut ids)?;
+    Ok(ids)
 }
 
 /// The ids of a plain text in a context of `positions`, beside an answer of `max_tokens` ([`budget_beside`]).

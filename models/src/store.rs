@@ -108,7 +108,7 @@ pub enum StoreError {
     },
     /// No model of this name.
     #[error(
-        "no model `{spec}`{}; known: {}; or give the path of a GGUF file",
+        "no model `{spec}`{}; known: {}; or give the path of a file or directory",
         nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default(), known.join(", ")
     )]
     UnknownModel {
@@ -131,7 +131,7 @@ pub enum StoreError {
         paths: Vec<PathBuf>,
     },
     /// No file at this path.
-    #[error("{}: no such file; give the path of a GGUF file or the name of a model: {}", path.display(), known.join(", "))]
+    #[error("{}: no such file; give the path of a model or the name of one: {}", path.display(), known.join(", "))]
     NoSuchFile {
         /// The path.
         path: PathBuf,

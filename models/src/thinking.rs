@@ -5,16 +5,18 @@
 //! all thoughts. White space at the start of either part is dropped.
 
 use crate::text_error::TextError;
-use crate::tokenizer::{Specials, Tokenizer};
+use crate::tokenizer::{ControlTokens, Specials, Tokenizer};
 use npuhal_core::stage::TokenId;
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
+/// Ids at the end of a prompt among which a template may open a block of thoughts.
+const TAIL_IDS: usize = 16;
 
 /// How a model thinks before one answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Thinking {
-    /// Whether the prompt has opened a block of thoughts ([`opens_thoughts`]).
+    /// Whether the prompt has opened a block of thoughts ([`prompt_opens_thoughts`]).
     pub opened: bool,
     /// Tokens of thoughts at most; then the block is closed for the model, which goes on behind it.
     pub budget: Option<usize>,
@@ -159,6 +161,13 @@ impl ThoughtParser {
 #[must_use]
 pub fn opens_thoughts(prompt: &str) -> bool {
     prompt.trim_end().ends_with(OPEN)
+}
+
+/// Whether the ids of `prompt` end in an opened block of thoughts.
+#[must_use]
+pub fn prompt_opens_thoughts(tokenizer: &Tokenizer, prompt: &[TokenId]) -> bool {
+    let tail = &prompt[prompt.len().saturating_sub(TAIL_IDS)..];
+    opens_thoughts(&tokenizer.decode(tail, ControlTokens::Show))
 }
 
 /// The ids that end a block of thoughts, for a model that has thought long enough.

@@ -5,6 +5,7 @@ use crate::graph::Design;
 use clap::builder::TypedValueParser as _;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use npuhal_models::Catalogue;
 use npuhal_models::speculate::Speculation;
 use npuhal_models::window::Overflow;
 use serde::{Deserialize, Serialize};
@@ -114,9 +115,11 @@ pub(crate) enum Command {
 /// Which model, and where it runs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArgs {
-    /// Model: a name of the catalogue, the id of a package in the models folder, or the path of a GGUF file, a Q4NX directory
-    /// or an xdna1 package; on a server, its id [default: smollm2-135m, or the server's first]
-    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath, help = format!(
+        "Model: a name of the catalogue, the id of a package in the models folder, or the path of a GGUF file, a Hugging Face \
+         directory, a Q4NX directory or an xdna1 package; on a server, its id [default: {}, or the server's first]",
+        default_model()
+    ))]
     pub(crate) model: Option<OsString>,
 
     /// Hash the files of an xdna1 package again even if they were verified before
@@ -162,7 +165,7 @@ pub(crate) struct SessionArgs {
     pub(crate) npu_layers: Option<String>,
 
     /// The same as a share of all layers, 0 to 100
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = percent, allow_negative_numbers = true)]
     pub(crate) npu_percent: Option<f64>,
 
     /// Folder of the NPU's compiled kernels [default: npu/ in the model's directory]
@@ -181,12 +184,14 @@ pub(crate) struct SessionArgs {
 impl ModelArgs {
     /// What the model is called.
     pub(crate) fn name(&self) -> &OsStr {
-        self.model.as_deref().unwrap_or(OsStr::new(DEFAULT_MODEL))
+        self.model.as_deref().unwrap_or(OsStr::new(default_model()))
     }
 }
 
 /// The model that is taken where none is named.
-const DEFAULT_MODEL: &str = "smollm2-135m";
+pub(crate) fn default_model() -> &'static str {
+    &Catalogue::builtin().default_entry().name
+}
 
 impl SessionArgs {
     /// Whether nothing was said of where a model runs, and how.
@@ -322,6 +327,11 @@ pub(crate) struct RunArgs {
     pub(crate) echo: bool,
 }
 
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = text.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "wanted a number from 0 to 100".to_owned())
+}
+
 /// A token's id and what is added to its logit.
 fn bias(text: &str) -> Result<(u32, f64), String> {
     let parse = |(id, bias): (&str, &str)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?));
@@ -368,8 +378,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = "Server")]
     pub(crate) port: u16,
 
-    /// Key that clients must send [default: none on this machine alone, else a random one]
-    #[arg(long, value_name = "KEY", env = "NPUHAL_API_KEY", hide_env_values = true, help_heading = "Server")]
+    /// Key that clients must send [default: NPUHAL_API_KEY; without, none on this machine alone, else a random one]
+    #[arg(long, value_name = "KEY", help_heading = "Server")]
     pub(crate) api_key: Option<String>,
 
     /// Origin of a web page that may ask (may be given several times)
@@ -453,7 +463,7 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct PullArgs {
     /// Names of the catalogue
-    #[arg(value_name = "MODEL", default_value = "smollm2-135m")]
+    #[arg(value_name = "MODEL", default_value = default_model())]
     pub(crate) models: Vec<String>,
 
     /// Hash the file again even if it was verified before
@@ -507,6 +517,7 @@ pub(crate) struct ConvertArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0, 1 where it cannot be read or run as a model, 2 where it is damaged.")]
 pub(crate) struct InspectArgs {
     /// A GGUF file, a Q4NX directory, an xdna1 package, or a name of the catalogue
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
@@ -516,7 +527,7 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// Hash every file of an xdna1 package, or a file of the catalogue and compare; the exit code is 2 where one is wrong
+    /// Hash every file of an xdna1 package, or a file of the catalogue and compare
     #[arg(long)]
     pub(crate) verify_checksums: bool,
 
@@ -557,6 +568,7 @@ pub(crate) struct PackArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Exit code: 0 where the directory is what its file says, else 1.")]
 pub(crate) struct VerifyArgs {
     /// The GGUF file, or a name of the catalogue
     #[arg(value_name = "GGUF", value_hint = ValueHint::AnyPath)]
@@ -604,7 +616,7 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutesArgs {
-    /// Model: a name of the catalogue or the path of a GGUF file [default: none, list what there is]
+    /// Model: a name of the catalogue, or the path of a model [default: none, list what there is]
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     pub(crate) model: Option<OsString>,
 
@@ -639,7 +651,7 @@ pub(crate) enum ReportFormat {
 )]
 pub(crate) struct ParityArgs {
     /// Model: a name of the catalogue, or the path of a model
-    #[arg(short, long, value_name = "MODEL", default_value = "smollm2-135m", value_hint = ValueHint::AnyPath)]
+    #[arg(short, long, value_name = "MODEL", default_value = default_model(), value_hint = ValueHint::AnyPath)]
     pub(crate) model: OsString,
 
     #[command(flatten)]
@@ -717,9 +729,9 @@ pub(crate) struct AgreeArgs {
     #[arg(long, value_name = "TEXT", requires = "model")]
     pub(crate) prompt: Option<String>,
 
-    /// Positions
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub(crate) positions: usize,
+    /// Positions [default: 16; with --prompt, 16 behind those of the prompt]
+    #[arg(long, value_name = "N")]
+    pub(crate) positions: Option<usize>,
 
     /// Candidates at each position
     #[arg(long, value_name = "K", default_value_t = 5)]
@@ -780,6 +792,7 @@ pub(crate) struct GraphArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "Exit code of --url: 0, 1 where a request failed, 2 where --min-tps is not reached.")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -4,6 +4,8 @@
 //! machine only. No redirect is followed, so that a key goes nowhere but to the address that was given. This machine is
 //! never asked through a proxy.
 
+use crate::environment::Setting;
+use crate::error::CliError;
 use crate::sse::EventReader;
 use serde_json::Value;
 use std::fmt;
@@ -39,6 +41,35 @@ pub(crate) enum ApiError {
     BrokenStream { url: String, reason: String },
     #[error("API stream failed: {message}")]
     StreamFailed { message: String },
+}
+
+/// The server that is to be asked instead of a model here: the `given` one, or that of the environment. Who says where a model
+/// runs and how (`is_here`) means this machine.
+///
+/// # Errors
+/// A usage error where both are said.
+pub(crate) fn server(given: Option<&str>, is_here: bool) -> Result<Option<Setting>, CliError> {
+    match (given, is_here) {
+        (Some(_), true) => {
+            let message = "--api-url: the model runs on the server; how and where is said there, not here";
+            Err(CliError::Usage(message.to_owned()))
+        }
+        (None, true) => Ok(None),
+        (given, false) => Setting::of("--api-url", given, "NPUHAL_API_URL"),
+    }
+}
+
+/// A client of the server at `url`, with the `given` key or that of the environment.
+///
+/// # Errors
+/// A usage error that names the flag or the variable at fault.
+pub(crate) fn connect(url: &Setting, given: Option<&str>, patience: Duration) -> Result<Client, CliError> {
+    let key = Setting::of("--api-key", given, "NPUHAL_API_KEY")?;
+    let client = Client::new(&url.value, key.as_ref().map(|key| key.value.clone()), patience);
+    client.map_err(|error| {
+        let of_key = key.filter(|_| !matches!(error, ApiError::BadUrl { .. })).map(|key| key.source);
+        CliError::Usage(format!("{}: {error}", of_key.unwrap_or(url.source)))
+    })
 }
 
 /// A server.
@@ -286,11 +317,6 @@ fn reason_of_io(error: &io::Error) -> String {
         io::ErrorKind::TimedOut => "no answer in time".to_owned(),
         _ => error.to_string(),
     }
-}
-
-/// A variable of the environment that is not empty.
-pub(crate) fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// An address without what may be a password.

@@ -1,4 +1,5 @@
-//! The program's errors and its exit codes: 1 for a failure, 2 for a usage error.
+//! The program's errors and its exit codes: 1 for a failure, 2 for a usage error. Commands that judge have codes of their own
+//! ([`CliError::Verdict`]).
 
 use crate::client::ApiError;
 use npuhal_core::RunError;
@@ -34,6 +35,8 @@ pub(crate) enum CliError {
     Output(#[from] io::Error),
     #[error("reading the input: {0}")]
     Input(io::Error),
+    #[error("127.0.0.1: no port to listen on: {0}")]
+    Listen(io::Error),
     #[error("the terminal: {0}")]
     Terminal(String),
     #[error("this program's own file: {0}")]
@@ -47,8 +50,8 @@ pub(crate) enum CliError {
     /// A file of items or of text.
     #[error("{path}: {reason}")]
     Dataset { path: String, reason: String },
-    #[error("{path}: the report cannot be written: {source}")]
-    Report { path: String, source: io::Error },
+    #[error("{}: the report cannot be written: {source}", path.display())]
+    Report { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(transparent)]
@@ -80,7 +83,7 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Kit(#[from] KitError),
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(RunError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
     #[error(transparent)]
@@ -121,6 +124,15 @@ impl From<StagingError> for CliError {
     }
 }
 
+impl From<RunError> for CliError {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::Cancelled => Self::Interrupted,
+            other => Self::Run(other),
+        }
+    }
+}
+
 impl From<PackError> for CliError {
     fn from(error: PackError) -> Self {
         match error {
@@ -155,6 +167,9 @@ impl CliError {
 
 impl From<LiveError> for CliError {
     fn from(error: LiveError) -> Self {
-        Self::Live(Box::new(error))
+        match error {
+            LiveError::Run { source: RunError::Cancelled, .. } => Self::Interrupted,
+            other => Self::Live(Box::new(other)),
+        }
     }
 }

@@ -14,10 +14,12 @@ mod args;
 mod client;
 mod command;
 mod doctor;
+mod environment;
 mod error;
 mod graph;
 mod kernels;
 mod npu;
+mod output;
 mod packed;
 mod planner;
 mod session;
@@ -96,9 +98,8 @@ pub fn main() -> ExitCode {
             return if error.print().is_ok() { ExitCode::from(code) } else { ExitCode::FAILURE };
         }
     };
-    start_log(&cli.global);
     let host = Host::new(cli.global);
-    match dispatch(&host, cli.command) {
+    match start_log(&host.global).and_then(|()| dispatch(&host, cli.command)) {
         Ok(code) => ExitCode::from(code),
         Err(CliError::Verdict(code)) => ExitCode::from(code),
         // The reader of stdout has seen enough.
@@ -149,14 +150,19 @@ fn dispatch(host: &Host, command: Command) -> Result<u8, CliError> {
 }
 
 /// Diagnostics of the libraries, on stderr: warnings, or more with `-v`; `NPUHAL_LOG` takes a filter.
-fn start_log(global: &args::GlobalArgs) {
+fn start_log(global: &args::GlobalArgs) -> Result<(), CliError> {
     let level = match (global.quiet, global.verbose) {
         (true, _) => "error",
         (_, 0) => "warn",
         (_, 1) => "info",
         _ => "debug",
     };
-    let filter = EnvFilter::try_from_env("NPUHAL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let filter = match environment::variable("NPUHAL_LOG")? {
+        Some(filter) => EnvFilter::try_new(&filter).map_err(|error| {
+            CliError::Usage(format!("NPUHAL_LOG={filter}: {error}; wanted e.g. info, or npuhal_server=debug"))
+        })?,
+        None => EnvFilter::new(level),
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -164,4 +170,5 @@ fn start_log(global: &args::GlobalArgs) {
         .without_time()
         .with_target(false)
         .init();
+    Ok(())
 }

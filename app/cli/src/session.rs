@@ -3,17 +3,21 @@
 use crate::Host;
 use crate::args::{Cli, GenerationArgs, ModelArgs, SessionArgs};
 use crate::command::pull::fetch;
+use crate::environment::Setting;
 use crate::error::CliError;
 use crate::packed;
 use crate::planner::settle;
 use crate::terminal::complain;
 use clap::CommandFactory;
-use npuhal_core::stage::Session;
+use npuhal_core::stage::{Session, TokenId};
+use npuhal_cpu::features::Features;
 use npuhal_models::package::OpenOptions;
+use npuhal_models::prompter::Prompter;
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::GenerationRequest;
 use npuhal_models::stop::StopStrings;
 use npuhal_models::store::Located;
+use npuhal_models::template::{ChatInput, ChatMessage};
 use npuhal_models::window::Overflow;
 use npuhal_models::{Catalogue, ModelError, ModelSource, Store, Tokenizer};
 use npuhal_registry::private::{open_for_addons, private_route_missing, stated_model_type};
@@ -63,6 +67,12 @@ pub(crate) fn locate(host: &Host, spec: &OsStr) -> Result<PathBuf, CliError> {
     }
 }
 
+/// The ids of a conversation of one message, as `run` feeds them.
+pub(crate) fn message_ids(model: &ModelSource, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>, CliError> {
+    let input = ChatInput::new(vec![ChatMessage::new("user", text)]);
+    Ok(Prompter::new(model, tokenizer)?.whole(&input)?)
+}
+
 /// What `args` ask of the choice of a route.
 pub(crate) fn request(registry: &Registry, args: &SessionArgs) -> Result<Request, CliError> {
     let prefer = args.prefer.as_deref().map(str::parse).transpose();
@@ -94,7 +104,7 @@ fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError>
     let mut options = Options {
         numerics,
         threads: args.threads.and_then(|threads| NonZeroUsize::new(threads as usize)),
-        cpu_features: args.cpu_features.clone().or_else(|| std::env::var("NPUHAL_CPU_FEATURES").ok()),
+        cpu_features: cpu_features(args)?,
         context_positions: args.context,
         npu_layers: npu_layers(args)?,
         kernels: kernels_folder(args)?,
@@ -107,6 +117,14 @@ fn options(registry: &Registry, args: &SessionArgs) -> Result<Options, CliError>
             .map_err(|error| CliError::Usage(format!("--npu-opt: {error}")))?;
     }
     Ok(options)
+}
+
+/// An instruction set that this machine has.
+fn cpu_features(args: &SessionArgs) -> Result<Option<String>, CliError> {
+    let asked = Setting::of("--cpu-features", args.cpu_features.as_deref(), "NPUHAL_CPU_FEATURES")?;
+    let Some(Setting { value, source }) = asked else { return Ok(None) };
+    Features::named(&value).map_err(|error| CliError::Usage(format!("{source}: {error}")))?;
+    Ok(Some(value))
 }
 
 /// Layers on the NPU, as one of the two flags says.

@@ -3,14 +3,12 @@
 use crate::args::{GenerationArgs, ThinkMode};
 use crate::error::CliError;
 use crate::terminal::say;
+use npuhal_models::Tokenizer;
 use npuhal_models::sequence::Piece;
 use npuhal_models::template::ChatInput;
-use npuhal_models::thinking::{Thinking, closing_ids, opens_thoughts};
-use npuhal_models::{ControlTokens, Tokenizer};
+use npuhal_models::thinking::{Thinking, closing_ids, prompt_opens_thoughts};
 use std::io::{self, IsTerminal};
 
-/// Ids at the end of a prompt among which a template may open a block of thoughts.
-const TAIL_IDS: usize = 16;
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
@@ -24,9 +22,8 @@ pub(crate) fn ask(args: &GenerationArgs, mut input: ChatInput) -> ChatInput {
 
 /// How the model thinks before the answer to `prompt`.
 pub(crate) fn thinking(args: &GenerationArgs, tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Thinking, CliError> {
-    let tail = &prompt[prompt.len().saturating_sub(TAIL_IDS)..];
     Ok(Thinking {
-        opened: opens_thoughts(&tokenizer.decode(tail, ControlTokens::Show)),
+        opened: prompt_opens_thoughts(tokenizer, prompt),
         budget: args.think_budget.map(|tokens| tokens as usize),
         closing: if args.think_budget.is_some() { closing_ids(tokenizer)? } else { Vec::new() },
     })

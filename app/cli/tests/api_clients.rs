@@ -89,6 +89,46 @@ fn one_answer_ends_with_its_figures() {
     server.end();
 }
 
+/// `eval` used to ask the server of the environment and to drop the device that was named.
+#[test]
+fn an_evaluation_runs_here_where_it_is_said_how() {
+    let home = Home::new();
+    let server = serve(&home, &[]);
+    let url = url(&server);
+    // What looks like a control token is text, here as on a server.
+    let items = home.path().join("items.jsonl");
+    let item = r#"{"id":"a","category":"c","prompt":"one<|im_end|> two","expected":"x","max_tokens":6}"#;
+    std::fs::write(&items, item).unwrap();
+    let eval = |more: &[&str]| {
+        let arguments = ["eval", "--dataset", items.to_str().unwrap(), "--format", "json"];
+        let mut command = home.npuhal(&[&arguments[..], more].concat());
+        let said = Said::from(command.env("NPUHAL_API_URL", &url).output().unwrap()).with_code(0);
+        serde_json::from_str::<Value>(&said.out).unwrap()
+    };
+    let there = eval(&["-m", "model"]);
+    assert!(there["source"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{there:#}");
+    let model = home.path().join("model.gguf");
+    let here = eval(&["-m", model.to_str().unwrap(), "--device", "cpu", "--threads", "1"]);
+    assert!(here["source"].as_str().unwrap().contains("using the CPU"), "{here:#}");
+    let (there, here) = (&there["results"][0], &here["results"][0]);
+    assert_eq!((&there["text"], &there["generated_tokens"]), (&here["text"], &here["generated_tokens"]));
+    let loss = |result: &Value| result["loss"].as_f64().unwrap();
+    assert!((loss(there) - loss(here)).abs() < 1e-6, "{there:#} {here:#}");
+    for (more, part) in [
+        (["--api-url", &url], "the model runs on the server"),
+        (["--self-test", "--verbose"], "--self-test runs no model"),
+    ] {
+        let arguments = ["eval", "--numerics", "exact"];
+        let said = typed(&home, &[&arguments[..], &more].concat(), "").with_code(2);
+        assert!(said.err.contains(part), "{}", said.err);
+    }
+    // Hashing a package again is a matter of this machine, too.
+    let mut command = home.npuhal(&["chat", "--verify", "-n", "2", "--prompt", "hello", "-m", model.to_str().unwrap()]);
+    let said = Said::from(command.env("NPUHAL_API_URL", &url).output().unwrap()).with_code(0);
+    assert!(said.err.contains("using the CPU"), "{}", said.err);
+    server.end();
+}
+
 #[test]
 fn refusals_are_told_with_what_to_do() {
     let home = Home::new();

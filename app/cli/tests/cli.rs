@@ -221,6 +221,33 @@ fn a_signal_ends_a_chat_that_waits_for_a_message() {
     assert_eq!(chat.child.wait().expect("the chat ends").code(), Some(1));
 }
 
+/// A terminal: the side of who types, and that of programs.
+fn pseudo_terminal() -> (File, File) {
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+    unlockpt(&terminal).expect("the terminal opens");
+    let name = ptsname(&terminal, Vec::new()).expect("the terminal has a name");
+    let side = File::options().read(true).write(true).open(OsStr::from_bytes(name.as_bytes())).expect("its name");
+    (File::from(terminal), side)
+}
+
+/// `run` without a prompt at a terminal is a chat, which used to leave out `--n` and `--logprobs` without a word.
+#[test]
+fn flags_of_one_answer_are_refused_in_a_chat() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_terminal, side) = pseudo_terminal();
+    for (flags, part) in [
+        (&["--n", "2"][..], "--n gives several answers to a prompt"),
+        (&["--logprobs", "0"], "--logprobs tells of the answer to a prompt"),
+        (&["--raw"], "--raw continues a prompt"),
+    ] {
+        let mut command = npuhal();
+        command.args(["run", "--offline"]).args(flags).env("NPUHAL_MODELS", folder.path());
+        let output = output(command.stdin(side.try_clone().expect("a handle")));
+        assert_code(&output, 2);
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}
+
 /// A chat at a pseudo-terminal.
 struct Chat {
     child: Child,
@@ -231,14 +258,10 @@ struct Chat {
 
 impl Chat {
     fn start(command: &mut Command) -> Self {
-        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
-        unlockpt(&terminal).expect("the terminal opens");
-        let name = ptsname(&terminal, Vec::new()).expect("the terminal has a name");
-        let side = File::options().read(true).write(true).open(OsStr::from_bytes(name.as_bytes())).expect("its name");
+        let (terminal, side) = pseudo_terminal();
         let clone = || Stdio::from(side.try_clone().expect("a handle"));
         let command = command.arg("chat").env("TERM", "xterm").stdin(clone()).stdout(clone()).stderr(clone());
         let child = command.spawn().expect("the binary starts");
-        let terminal = File::from(terminal);
         let mut reader = terminal.try_clone().expect("a handle");
         let (sender, lines) = channel();
         std::thread::spawn(move || {

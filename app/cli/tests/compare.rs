@@ -7,7 +7,9 @@ use npuhal_models::package::{Family, Shape};
 use npuhal_tests::kit::package::SmallPackage;
 use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -75,6 +77,65 @@ fn placements_of_a_model_are_compared_with_their_proof() {
     assert!(said.err.contains("--prefer is for one choice"), "{}", said.err);
     let said = home.run(&["agree", "-m", model, "--placement", "npu1"]).with_code(1);
     assert!(said.err.contains("placement npu1: there is no device 'npu1'"), "{}", said.err);
+}
+
+/// A prompt used to be cut to 16 positions, and nothing was generated behind it.
+#[test]
+fn agreement_is_tried_on_the_whole_prompt_and_behind_it() {
+    let home = Home::new();
+    let model = home.model();
+    let model = model.to_str().unwrap();
+    let prompt = "the quick brown fox jumps over the lazy dog, again and again";
+    let agree =
+        |more: &[&str]| home.run(&[&["agree", "-m", model, "--prompt", prompt, "--format", "json"], more].concat());
+    let said = agree(&["--positions", "16"]).with_code(2);
+    let needed = said.err.split("the prompt alone has ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    let needed: usize = needed.parse().unwrap();
+    assert!(needed > 16 && said.err.contains("--positions 16: "), "{}", said.err);
+    let positions = |said: common::Said| json(&said.with_code(0).out)["ids"].as_array().unwrap().len();
+    assert_eq!(positions(agree(&[])), needed + 16);
+    assert_eq!(positions(agree(&["--positions", &needed.to_string()])), needed);
+    let many = home.run(&["agree", "-m", model, "--positions", "1000000000000"]).with_code(2);
+    assert!(many.err.contains("wanted 1 to 1000000"), "{}", many.err);
+    for (flag, device) in [("--reference", "gpu"), ("--placement", "gpu"), ("--device", "gpu")] {
+        let said = home.run(&["agree", "-m", model, flag, device]).with_code(2);
+        assert!(said.err.contains(&format!("{flag}: unknown device 'gpu'")), "{}", said.err);
+    }
+}
+
+/// A link or a device that was named with -o used to be replaced by a file.
+#[test]
+fn reports_go_where_their_name_leads() {
+    let home = Home::new();
+    let (link, file) = (home.path().join("link"), home.path().join("file"));
+    symlink("file", &link).unwrap();
+    let plain = home.run(&["agree"]).with_code(0).out;
+    for output in [&link, &file] {
+        home.run(&["agree", "-o", output.to_str().unwrap()]).with_code(0);
+        assert_eq!(fs::read_to_string(&file).unwrap(), plain);
+    }
+    assert!(link.symlink_metadata().unwrap().is_symlink());
+    // Stdout is a file that others have written to.
+    for name in ["/dev/stdout", file.to_str().unwrap()] {
+        fs::write(&file, "before\n").unwrap();
+        let stdout = File::options().append(true).open(&file).unwrap();
+        let mut command = home.npuhal(&["agree", "-o", name]);
+        assert!(command.stdout(stdout).status().unwrap().success());
+        assert_eq!(fs::read_to_string(&file).unwrap(), format!("before\n{plain}"), "{name}");
+    }
+    assert!(Path::new("/dev/stdout").symlink_metadata().unwrap().is_symlink());
+    assert_eq!(home.run(&["agree", "-o", "/dev/stdout"]).with_code(0).out, plain);
+    assert_eq!(home.run(&["agree", "-o", "/dev/stderr"]).with_code(0).err, plain);
+    let full = home.path().join("full");
+    symlink("/dev/full", &full).unwrap();
+    for command in ["agree", "graph"] {
+        let said = home.run(&[command, "-o", full.to_str().unwrap()]).with_code(1);
+        assert!(said.err.contains("full: the report cannot be written: No space left"), "{}", said.err);
+        assert!(full.symlink_metadata().unwrap().is_symlink());
+    }
+    let mut names: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["file", "full", "link"]);
 }
 
 #[test]

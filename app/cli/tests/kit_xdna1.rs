@@ -81,4 +81,7 @@ fn what_cannot_be_is_told() {
     let text = said(&kit(&other, &[]), 2);
     assert!(text.contains("no design computes a model of hidden size 960"), "{text}");
     said(&kit(folder.path(), &[]), 1);
+    // What cannot be written was told as "reading the input".
+    let text = said(&kit(&package, &["--out", "/proc/kernels"]), 1);
+    assert!(text.starts_with("npuhal: /proc/kernels: "), "{text}");
 }

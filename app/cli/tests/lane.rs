@@ -291,6 +291,20 @@ fn what_cannot_be_run_is_said_in_one_line() {
     assert_refused(qwen2.run(&npu1), &["device virtual:npu1 cannot run this model"]);
 }
 
+/// `bench --ttft` used to begin no generation, which the CPU does not mind.
+#[test]
+fn the_time_to_the_first_token_is_measured_on_the_virtual_npu() {
+    let scene = Scene::ready();
+    for (flag, value, test) in [("--ttft", "4", "ttft4"), ("--ttft-text", "hello", "ttft-text")] {
+        let arguments = ["bench", "-m", scene.packed(), flag, value];
+        let said = scene.run(&[arguments.as_slice(), &NPU].concat()).with_code(0);
+        let line: Value = serde_json::from_str(&said.out).unwrap();
+        assert!(line["test"].as_str().unwrap().starts_with(test) && line["ms"].as_f64().unwrap() > 0.0, "{line}");
+    }
+    let said = scene.run(&["bench", "-m", scene.packed(), "--ttft-text", &"hello ".repeat(200)]).with_code(2);
+    assert!(said.err.contains("--ttft-text: ") && said.err.contains("the context has 256 positions"), "{}", said.err);
+}
+
 #[test]
 fn kernels_of_others_are_not_written_over() {
     let scene = Scene::new();

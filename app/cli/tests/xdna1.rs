@@ -102,6 +102,23 @@ fn an_error_in_the_middle_of_an_answer_starts_a_line() {
     assert!(told.starts_with("npuhal: ") && told.contains("timed out"), "{err}");
 }
 
+/// `bench --ttft` used to begin no generation; a text is put into the lane's own template, as `run` does.
+#[test]
+fn the_time_to_the_first_token_is_measured_on_the_virtual_npu() {
+    let home = Home::new();
+    let path = home.package();
+    home.run(&["kit", "xdna1", "-m", path.to_str().unwrap()]).with_code(0);
+    let bench = |more: &[&str]| {
+        let arguments = ["bench", "-m", "small-xdna1", "--device", "virtual:npu1"];
+        let said = home.run(&[&arguments[..], more].concat()).with_code(0);
+        serde_json::from_str::<Value>(&said.out).unwrap()
+    };
+    assert_eq!(bench(&["--ttft", "4"])["test"], "ttft4");
+    let said = home.run(&["run", "-m", "small-xdna1", "-n", "1", "--stats", "hello"]).with_code(0);
+    let tokens = said.err.split("prompt ").find_map(|rest| rest.split(' ').next()?.parse::<u32>().ok()).unwrap();
+    assert_eq!(bench(&["--ttft-text", "hello"])["test"], format!("ttft-text{tokens}"));
+}
+
 /// A checkpoint over a package: the kit that the user put there stays.
 #[test]
 fn a_kit_outlives_the_conversion_that_replaces_its_package() {
@@ -132,6 +149,10 @@ fn a_pinned_npu_without_a_kit_is_an_error_with_its_reason() {
     let said = home.run(&["run", "-m", "small-xdna1", "--npu-layers", "1", "--npu-percent", "5", "hello"]).with_code(2);
     assert!(said.err.contains("cannot be used with"), "{}", said.err);
     home.run(&["run", "-m", "small-xdna1", "--npu-layers", "most", "hello"]).with_code(2);
+    for percent in ["200", "-1", "nan"] {
+        let said = home.run(&["run", "-m", "small-xdna1", "--npu-percent", percent, "hello"]).with_code(2);
+        assert!(said.err.contains("wanted a number from 0 to 100"), "{}", said.err);
+    }
     // No layer on the NPU needs no kit.
     let on_cpu = ["run", "-m", "small-xdna1", "--device", "virtual:npu1", "--npu-layers", "0", "-n", "2", "hello"];
     let said = home.run(&on_cpu).with_code(0);

@@ -6,12 +6,13 @@ use crate::route::{Host, Route, RouteError, SegmentRequest};
 use crate::selection::Choice;
 use crate::span::SegmentSpan;
 use npuhal_core::RunError;
+use npuhal_core::file::write_whole;
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Session, Takes, Want, Yields};
 use npuhal_models::ModelSource;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -213,21 +214,9 @@ impl Calibrations {
         let io_error = |operation| move |source| CalibrationError::Io { path: path.to_owned(), operation, source };
         let folder = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(io_error("making the folder"))?;
-        let beside = path.with_extension(format!("{}.new", std::process::id()));
-        let written = (|| {
-            let mut file = File::create(&beside)?;
-            let mut text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
-            text.push('\n');
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&beside, path)?;
-            File::open(folder)?.sync_all()
-        })();
-        written.map_err(|error| {
-            // What is left beside has no further use, and the first error is the one to tell.
-            let _ = fs::remove_file(&beside);
-            io_error("writing the calibrations")(error)
-        })
+        let text = serde_json::to_string_pretty(self).map_err(io::Error::other);
+        let written = text.and_then(|text| write_whole(path, format!("{text}\n").as_bytes()));
+        written.map_err(io_error("writing the calibrations"))
     }
 
     /// Adds `calibration`, in place of an earlier one of the same key and model.

@@ -20,8 +20,9 @@ pub(crate) fn run(host: &Host, arguments: &[OsString]) -> Result<u8, CliError> {
     match registry.command(name) {
         Some(known) => Ok(known.command.run(rest, &mut io::stdout().lock())?),
         None => {
+            let own = Cli::command();
             let mut known: Vec<String> =
-                Cli::command().get_subcommands().map(|own| own.get_name().to_owned()).collect();
+                own.get_subcommands().filter(|own| !own.is_hide_set()).map(|own| own.get_name().to_owned()).collect();
             known.extend(registry.commands().iter().map(|known| known.command.name().to_owned()));
             Err(CliError::Usage(format!("unrecognized subcommand '{name}'; known: {}", known.join(", "))))
         }

@@ -2,14 +2,12 @@
 
 use crate::Host;
 use crate::args::{AgreeArgs, ReportFormat};
-use crate::command::graph::write;
 use crate::error::CliError;
-use crate::session::{compared_options, open_model, registry, tokenizer};
-use crate::terminal::say;
+use crate::output::write;
+use crate::session::{compared_options, message_ids, open_model, registry, tokenizer};
 use npuhal_core::stage::TokenId;
 use npuhal_core::{DeviceCard, Generation};
 use npuhal_models::ModelSource;
-use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
 use npuhal_registry::agreement::live::{LiveReport, LiveTrial, hold};
 use npuhal_registry::agreement::{AgreementReport, Harness, Scenario, markdown, text};
 use npuhal_registry::parity::seeded_ids;
@@ -17,19 +15,19 @@ use npuhal_registry::{DeviceCheck, DeviceChoice, Options, Registry, Target, surv
 use serde_json::json;
 use std::fmt::Write;
 
+/// Positions that are compared unless told otherwise, behind a prompt that is given.
+const USUAL_POSITIONS: usize = 16;
+
 pub(crate) fn agree(host: &Host, args: &AgreeArgs) -> Result<(), CliError> {
     let (report, passed) = if args.model.is_some() { live(host, args)? } else { offline(args)? };
-    match &args.output {
-        Some(path) => write(path, &report)?,
-        None => say(&report)?,
-    }
+    write(&report, args.output.as_deref())?;
     if passed { Ok(()) } else { Err(CliError::Verdict(1)) }
 }
 
 /// Synthetic placements: fails where the gate does not do what the scenario is there for.
 fn offline(args: &AgreeArgs) -> Result<(String, bool), CliError> {
     let harness = Harness {
-        positions: args.positions,
+        positions: args.positions.unwrap_or(USUAL_POSITIONS),
         top_k: args.top_k,
         margin_threshold: args.margin_threshold,
         seed: args.seed,
@@ -70,7 +68,7 @@ fn live(host: &Host, args: &AgreeArgs) -> Result<(String, bool), CliError> {
     let options = compared_options(&registry, &args.session)?;
     let targets = targets(&registry, &model, args, &options)?;
     let prompt = prompt(host, &model, args)?;
-    let positions = args.positions.max(prompt.len().min(args.positions));
+    let positions = positions(args, &prompt)?;
     let trial = LiveTrial {
         name: model.path().file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         prompt,
@@ -98,32 +96,47 @@ fn targets(
     options: &Options,
 ) -> Result<Vec<(String, Target)>, CliError> {
     let keys = registry.option_keys();
-    let read = |text: &str| {
+    let read = |flag: &str, text: &str| {
         let target = Target::parse(text, options, &keys);
-        target.map(|target| (text.to_owned(), target)).map_err(|error| CliError::Usage(format!("--placement: {error}")))
+        target.map(|target| (text.to_owned(), target)).map_err(|error| CliError::Usage(format!("--{flag}: {error}")))
     };
-    let mut texts = vec![args.reference.clone()];
+    let mut texts = vec![("reference", args.reference.clone())];
     let named = (args.session.device != "auto").then_some(&args.session.device);
     if args.placement.is_empty() && named.is_none() {
-        texts.push("cpu:exact".to_owned());
+        texts.push(("placement", "cpu:exact".to_owned()));
         let (_, devices) = survey_devices(registry, &DeviceChoice::Auto);
         let is_npu = |card: &DeviceCard| card.generation != Generation::Cpu && !card.is_virtual;
         let usable = devices.iter().filter(|report| report.check == DeviceCheck::Usable && is_npu(&report.card));
-        let serves = |id: &str| read(id).is_ok_and(|(_, target)| target.choose(registry, model).is_ok());
-        texts.extend(usable.map(|report| report.card.id.clone()).filter(|id| serves(id)));
+        let serves = |id: &str| read("placement", id).is_ok_and(|(_, target)| target.choose(registry, model).is_ok());
+        let ids = usable.map(|report| report.card.id.clone()).filter(|id| serves(id));
+        texts.extend(ids.map(|id| ("placement", id)));
     }
-    texts.extend(named.into_iter().chain(&args.placement).cloned());
-    texts.iter().map(|text| read(text)).collect()
+    texts.extend(named.map(|text| ("device", text.clone())));
+    texts.extend(args.placement.iter().map(|text| ("placement", text.clone())));
+    texts.iter().map(|(flag, text)| read(flag, text)).collect()
+}
+
+/// Positions in all. A prompt is not cut, and is gone on from unless told otherwise.
+fn positions(args: &AgreeArgs, prompt: &[TokenId]) -> Result<usize, CliError> {
+    let needed = if args.prompt.is_some() { prompt.len() } else { 0 };
+    match args.positions {
+        None => Ok(needed + USUAL_POSITIONS),
+        Some(positions) if positions < needed => Err(CliError::Usage(format!(
+            "--positions {positions}: the prompt alone has {needed}; give more, or leave it out for {}",
+            needed + USUAL_POSITIONS
+        ))),
+        Some(positions) => Ok(positions),
+    }
 }
 
 /// The prompt's ids in the model's template, or drawn ones.
 fn prompt(host: &Host, model: &ModelSource, args: &AgreeArgs) -> Result<Vec<TokenId>, CliError> {
     let Some(prompt) = &args.prompt else {
-        return Ok(seeded_ids(args.positions.div_ceil(2), model.config().vocab_size, args.seed));
+        // More than the model has positions for are refused later.
+        let drawn = args.positions.unwrap_or(USUAL_POSITIONS).div_ceil(2).min(model.config().context_length.max(1));
+        return Ok(seeded_ids(drawn, model.config().vocab_size, args.seed));
     };
-    let tokenizer = tokenizer(host, model)?;
-    let template = ChatTemplate::from_vocabulary(model.vocabulary())?;
-    Ok(encode_chat(&tokenizer, &template, &ChatInput::new(vec![ChatMessage::new("user", prompt)]))?)
+    message_ids(model, &tokenizer(host, model)?, prompt)
 }
 
 fn evidence_text(report: &LiveReport) -> String {

@@ -7,14 +7,13 @@ use crate::command::calibrate::calibrate;
 use crate::command::parallel::parallel;
 use crate::command::run::peak_memory_bytes;
 use crate::error::CliError;
-use crate::session::{Plan, plan};
+use crate::session::{Plan, message_ids, plan};
 use crate::terminal::say;
 use npuhal_core::error::RunError;
 use npuhal_core::stage::{Control, HiddenRows, Row, SequenceId, Session, Stepper, TokenId, Want};
 use npuhal_cpu::limits::ReadLoop;
 use npuhal_models::TensorRole;
 use npuhal_models::sampling::greedy;
-use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
 use npuhal_registry::RouteError;
 use serde_json::json;
 use std::num::NonZeroUsize;
@@ -147,31 +146,40 @@ pub(super) fn needed_positions(args: &BenchArgs) -> Result<u32, CliError> {
 /// Time from the start of the command to the first token.
 fn first_token(host: &Host, args: &BenchArgs, started: Instant) -> Result<(), CliError> {
     let plan = plan(host, &args.model)?;
+    let window = plan.choice.service.window;
     let (ids, what) = match &args.ttft_text {
         Some(text) => {
             let tokenizer = plan.tokenizer(host)?;
-            let template = ChatTemplate::from_vocabulary(plan.model.vocabulary())?;
-            let input = ChatInput::new(vec![ChatMessage::new("user", text)]);
-            (encode_chat(&tokenizer, &template, &input)?, "ttft-text")
+            let ids = message_ids(&plan.model, &tokenizer, text)?;
+            check_window("--ttft-text", ids.len(), window)?;
+            (ids, "ttft-text")
         }
         None => {
-            let (tokens, window) = (args.ttft.unwrap_or(1), plan.choice.service.window);
-            if tokens > window {
-                return Err(CliError::Usage(format!("--ttft {tokens}: the context has {window} positions")));
-            }
+            let tokens = args.ttft.unwrap_or(1);
+            check_window("--ttft", tokens as usize, window)?;
             (ids(tokens, plan.model.config().vocab_size), "ttft")
         }
     };
     let mut stepper = stepper(&plan)?;
     let mut bed = Bed::new(stepper.as_mut(), &host.control);
-    bed.run(&ids, 0)?;
-    let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;
+    let elapsed = bed.within(|bed| {
+        bed.run(&ids, 0)?;
+        Ok(started.elapsed())
+    })?;
+    let elapsed_ms = elapsed.as_secs_f64() * 1e3;
     let line = json!({
         "test": format!("{what}{}", ids.len()),
         "ms": round(elapsed_ms),
         "peak_rss_bytes": peak_memory_bytes(),
     });
     Ok(say(&format!("{line}\n"))?)
+}
+
+fn check_window(flag: &str, tokens: usize, window: u32) -> Result<(), CliError> {
+    if tokens <= window as usize {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!("{flag}: {tokens} tokens; the context has {window} positions")))
 }
 
 #[derive(Clone, Copy)]

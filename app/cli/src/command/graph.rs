@@ -7,12 +7,11 @@ use crate::graph::dot::{dot, runlist_dot};
 use crate::graph::runlist::{QWEN3_0_6B, Runlist};
 use crate::graph::svg::{runlist_svg, svg};
 use crate::graph::{Array, Design, engines, text};
+use crate::output::write;
 use crate::session::{open_model, registry};
 use crate::terminal::say;
 use npuhal_xdna2::dimensions::Dimensions;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
 
 enum Drawing {
     Array(Array),
@@ -40,7 +39,7 @@ pub(crate) fn graph(host: &Host, args: &GraphArgs) -> Result<(), CliError> {
     for format in formats(args.format) {
         let path =
             if args.format == GraphFormat::All { output.with_extension(extension(format)) } else { output.clone() };
-        write(&path, &render(&drawing, format)?)?;
+        write(&render(&drawing, format)?, Some(&path))?;
         say(&format!("Exported {} ({}) to {}\n", args.design.name(), word(format), path.display()))?;
     }
     Ok(())
@@ -89,22 +88,4 @@ fn render(drawing: &Drawing, format: GraphFormat) -> Result<String, CliError> {
 
 fn json(value: &impl serde::Serialize) -> Result<String, CliError> {
     Ok(format!("{}\n", serde_json::to_string_pretty(value).map_err(io::Error::other)?))
-}
-
-/// Writes beside and renames: `path` is the old file or the new one at any time.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), CliError> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.new", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let written = (|| {
-        let mut file = File::create(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    })();
-    written.map_err(|error| {
-        // What is left beside has no further use, and the first error is the one to tell.
-        let _ = fs::remove_file(&beside);
-        CliError::File { path: path.to_owned(), source: error }
-    })
 }

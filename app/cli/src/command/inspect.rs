@@ -2,11 +2,11 @@
 
 use crate::Host;
 use crate::args::{InspectArgs, ReportFormat};
-use crate::command::eval::write;
 use crate::command::inspect_package::inspect_package;
 use crate::command::routes::outcome;
 use crate::error::CliError;
 use crate::kernels::KernelState;
+use crate::output::write;
 use crate::session::{locate, registry};
 use crate::terminal::bytes_text;
 use npuhal_cpu::kv::cache_bytes;

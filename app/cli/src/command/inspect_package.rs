@@ -79,7 +79,7 @@ fn read_metadata(path: &Path) -> Result<Map<String, Value>, CliError> {
     let mut bytes = Vec::new();
     File::open(&file)
         .and_then(|open| open.take(MAX_METADATA_BYTES).read_to_end(&mut bytes))
-        .map_err(CliError::Input)?;
+        .map_err(|source| CliError::File { path: file.clone(), source })?;
     let unusable = |reason: String| CliError::Unusable(format!("{}: {reason}", file.display()));
     match serde_json::from_slice(&bytes).map_err(|error| unusable(error.to_string()))? {
         Value::Object(metadata) => Ok(metadata),
@@ -233,12 +233,13 @@ fn entry_of<'v>(name: &str, entry: &'v Value) -> Result<(u64, &'v str), &'static
 
 /// SHA-256 of a file; an interrupt stops it.
 fn hash(host: &Host, path: &Path, step: &mut dyn FnMut(u64)) -> Result<String, CliError> {
-    let mut file = File::open(path).map_err(CliError::Input)?;
+    let failed = |source| CliError::File { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(failed)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
         host.control.check()?;
-        let len = file.read(&mut buffer).map_err(CliError::Input)?;
+        let len = file.read(&mut buffer).map_err(failed)?;
         if len == 0 {
             return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
         }

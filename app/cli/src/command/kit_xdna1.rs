@@ -3,14 +3,13 @@
 use crate::Host;
 use crate::error::CliError;
 use clap::{Args, ValueHint};
+use npuhal_core::file::write_whole;
 use npuhal_models::package::Metadata;
 use npuhal_virtual::kit::{XDNA1_KIT_FILE, Xdna1Design, Xdna1Kit, Xdna1Model};
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use npuhal_xdna1::kit::KIT_FOLDER;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-
-/// Folder of a package that holds its kit.
-const KIT_FOLDER: &str = "npu";
 
 #[derive(Debug, Args)]
 pub(crate) struct Xdna1Args {
@@ -49,13 +48,12 @@ pub(crate) fn xdna1(host: &Host, args: &Xdna1Args) -> Result<(), CliError> {
     let kit = kit.map_err(|error| CliError::Usage(format!("{}: {error}", args.model.display())))?;
     let folder = args.out.clone().unwrap_or_else(|| args.model.join(KIT_FOLDER));
     check_place(&folder, args.force)?;
-    fs::create_dir_all(&folder).map_err(|error| failed("make", &folder, &error))?;
+    fs::create_dir_all(&folder).map_err(failed(&folder))?;
     // The manifest is the last: until it is there, the files of the old one have other checksums and are refused.
     for (name, contents) in &kit.files {
         let path = folder.join(name);
-        write(&path, contents).map_err(|error| failed("write", &path, &error))?;
+        write_whole(&path, contents).map_err(failed(&path))?;
     }
-    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(|error| failed("flush", &folder, &error))?;
     let names: Vec<&str> = kit.files.iter().filter_map(|(name, _)| name.strip_suffix(".xclbin")).collect();
     host.voice.note(format_args!(
         "{}: {} of the virtual NPU for {} layers of {} (hidden size {}); they do nothing on hardware",
@@ -68,27 +66,12 @@ pub(crate) fn xdna1(host: &Host, args: &Xdna1Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Writes beside, flushes, renames.
-fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.partial", std::process::id()));
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(contents)?;
-        file.sync_all()
-    });
-    let renamed = written.and_then(|()| fs::rename(&beside, path));
-    if renamed.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    renamed
-}
-
 /// A kit with compiled designs is not written over unasked.
 fn check_place(folder: &Path, force: bool) -> Result<(), CliError> {
     let path = folder.join(XDNA1_KIT_FILE);
     let text = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed("read", &path, &error)),
+        Err(error) => return Err(failed(&path)(error)),
         Ok(text) => text,
     };
     let origin = serde_json::from_slice::<serde_json::Value>(&text).ok();
@@ -102,6 +85,7 @@ fn check_place(folder: &Path, force: bool) -> Result<(), CliError> {
     }
 }
 
-fn failed(what: &str, path: &Path, error: &io::Error) -> CliError {
-    CliError::Input(io::Error::new(error.kind(), format!("{what} {}: {error}", path.display())))
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> CliError {
+    let path = path.to_owned();
+    |source| CliError::File { path, source }
 }

@@ -95,7 +95,7 @@ fn check_place(folder: &Path, force: bool) -> Result<(), CliError> {
     if !metadata.is_dir() {
         return refused("wanted a folder, found something else", "move it away, or name another place with --out DIR");
     }
-    let mut entries = folder.read_dir().map_err(CliError::Input)?;
+    let mut entries = folder.read_dir().map_err(|source| CliError::File { path: folder.to_owned(), source })?;
     if force || entries.next().is_none() {
         return Ok(());
     }

@@ -2,13 +2,11 @@
 
 use crate::Host;
 use crate::args::{ParityArgs, ReportFormat};
-use crate::command::graph::write;
 use crate::error::CliError;
-use crate::session::{compared_options, open_model, registry, tokenizer};
-use crate::terminal::say;
+use crate::output::write;
+use crate::session::{compared_options, message_ids, open_model, registry, tokenizer};
 use npuhal_core::stage::{Session, Stepper, TokenId};
 use npuhal_models::ModelSource;
-use npuhal_models::template::{ChatInput, ChatMessage, ChatTemplate, encode_chat};
 use npuhal_registry::parity::{ParityRequest, Side, hold, markdown, seeded_ids, text};
 use npuhal_registry::{Choice, Registry, Target, Tolerance};
 
@@ -39,10 +37,7 @@ pub(crate) fn parity(host: &Host, args: &ParityArgs) -> Result<(), CliError> {
         ReportFormat::Markdown => markdown(&report),
         ReportFormat::Json => format!("{:#}\n", serde_json::json!(report)),
     };
-    match &args.output {
-        Some(path) => write(path, &rendered)?,
-        None => say(&rendered)?,
-    }
+    write(&rendered, args.output.as_deref())?;
     if report.passed { Ok(()) } else { Err(CliError::Verdict(1)) }
 }
 
@@ -100,10 +95,7 @@ fn ids(host: &Host, model: &ModelSource, args: &ParityArgs, window: usize) -> Re
     let ids = match &args.prompt {
         None => seeded_ids(args.tokens.unwrap_or(USUAL_POSITIONS), model.config().vocab_size, args.seed),
         Some(prompt) => {
-            let tokenizer = tokenizer(host, model)?;
-            let template = ChatTemplate::from_vocabulary(model.vocabulary())?;
-            let input = ChatInput::new(vec![ChatMessage::new("user", prompt)]);
-            let mut ids = encode_chat(&tokenizer, &template, &input)?;
+            let mut ids = message_ids(model, &tokenizer(host, model)?, prompt)?;
             ids.truncate(args.tokens.unwrap_or(ids.len()));
             ids
         }

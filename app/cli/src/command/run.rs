@@ -13,7 +13,7 @@ use npuhal_core::RunError;
 use npuhal_core::stage::PhaseTime;
 use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, MAX_CHOICES, TextGenerator};
 use npuhal_models::logprobs::{Alternative, MAX_TOP_LOGPROBS, TokenLogprob};
-use npuhal_models::prompter::Prompter;
+use npuhal_models::prompter::{Prompter, text_ids};
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::sequence::{Echo, GenerationRequest, Piece};
 use npuhal_models::stats::GenerationStats;
@@ -31,9 +31,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     args.generation.check()?;
     check(&args)?;
     let Some(prompt) = prompt(&args.prompt)? else {
-        if args.raw {
-            return Err(CliError::Usage("--raw continues a prompt; give one, or pipe it".to_owned()));
-        }
+        check_chat(&args)?;
         return chat::chat_here(host, &args.model, &args.generation);
     };
     host.heed_interrupts();
@@ -42,7 +40,7 @@ pub(crate) fn run(host: &Host, args: RunArgs) -> Result<(), CliError> {
     let suggested = prepared.model.suggested_sampling().cloned();
     let answer_tokens = args.generation.max_tokens.unwrap_or(USUAL_ANSWER_TOKENS);
     let (mut generator, ids) = if args.raw {
-        let ids = raw_ids(&tokenizer, &prompt)?;
+        let ids = text_ids(&tokenizer, &prompt, Specials::Parse)?;
         let plan = prepared.choose_for(host, ids.len(), answer_tokens, args.generation.context_overflow)?;
         let generator = TextGenerator::new(plan.open()?);
         let ids = fitted_text(host, &args.generation, &ids, generator.positions())?;
@@ -87,6 +85,17 @@ fn check(args: &RunArgs) -> Result<(), CliError> {
         }
         _ => Ok(()),
     }
+}
+
+/// What is said of one answer alone is no matter of a chat.
+fn check_chat(args: &RunArgs) -> Result<(), CliError> {
+    let what = match args {
+        RunArgs { raw: true, .. } => "--raw continues a prompt",
+        RunArgs { choices, .. } if *choices != 1 => "--n gives several answers to a prompt",
+        RunArgs { logprobs: Some(_), .. } => "--logprobs tells of the answer to a prompt",
+        _ => return Ok(()),
+    };
+    Err(CliError::Usage(format!("{what}; give one, or pipe it")))
 }
 
 /// Prints answers as they come.
@@ -250,13 +259,6 @@ pub(crate) fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
-/// The ids of `prompt` as plain text, behind what begins a text.
-pub(crate) fn raw_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, CliError> {
-    let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
-    tokenizer.encode_into(prompt, Specials::Parse, &mut ids)?;
-    Ok(ids)
 }
 
 /// The words and what is piped, or `None` at a bare terminal.

@@ -1,7 +1,8 @@
 //! `npuhal serve`: the OpenAI-compatible server, and the workers it starts.
 
 use crate::Host;
-use crate::args::{ServeArgs, SessionArgs};
+use crate::args::{ServeArgs, SessionArgs, default_model};
+use crate::environment::Setting;
 use crate::error::CliError;
 use crate::session::{locate, open_model, prepare_at, registry, request};
 use crate::terminal::complain;
@@ -25,9 +26,6 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
-
-/// The model that is fetched where there is none.
-const USUAL_MODEL: &str = "smollm2-135m";
 
 /// What a worker needs of this process's command line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -146,8 +144,8 @@ pub(crate) fn check(host: &Host, settings: &str, folders: &[PathBuf]) -> Result<
 
 /// The key clients need: the given one; a random one, shown once, where others than this machine can connect.
 fn api_key(host: &Host, args: &ServeArgs) -> Result<Option<ApiKey>, CliError> {
-    if let Some(key) = &args.api_key {
-        return ApiKey::new(key).map(Some).map_err(|error| CliError::Usage(format!("--api-key: {error}")));
+    if let Some(Setting { value, source }) = Setting::of("--api-key", args.api_key.as_deref(), "NPUHAL_API_KEY")? {
+        return ApiKey::new(value).map(Some).map_err(|error| CliError::Usage(format!("{source}: {error}")));
     }
     if args.host.is_loopback() {
         return Ok(None);
@@ -203,8 +201,13 @@ pub(crate) fn work(host: &Host, settings: &str) -> Result<(), CliError> {
     if let Err(error) = ctrlc::set_handler(|| {}) {
         tracing::warn!(%error, "a signal ends the worker in the middle of its work");
     }
-    let socket = npuhal_server::worker::socket_of_stdin().map_err(CliError::Input)?;
-    let (orders, reports) = worker::halves(socket).map_err(CliError::Input)?;
+    let no_socket = |error: std::io::Error| {
+        CliError::Usage(format!(
+            "worker: stdin is no socket ({error}); a worker is started by `npuhal serve`, not by hand"
+        ))
+    };
+    let socket = npuhal_server::worker::socket_of_stdin().map_err(no_socket)?;
+    let (orders, reports) = worker::halves(socket).map_err(no_socket)?;
     let mut loader = WorkerLoader { host: settings.host(host), settings };
     Ok(worker::serve(orders, reports, &mut loader)?)
 }
@@ -310,9 +313,9 @@ fn models(host: &Host, named: &[OsString]) -> Result<Vec<ModelEntry>, CliError> 
         }
     }
     if entries.is_empty() {
-        entries.push(named_model(host, OsStr::new(USUAL_MODEL))?);
+        entries.push(named_model(host, OsStr::new(default_model()))?);
     }
-    if let Some(usual) = entries.iter().position(|entry| named.is_empty() && entry.id == USUAL_MODEL) {
+    if let Some(usual) = entries.iter().position(|entry| named.is_empty() && entry.id == default_model()) {
         entries[..=usual].rotate_right(1);
     }
     Ok(entries)

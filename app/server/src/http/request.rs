@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 /// Characters of a message or a prompt at most, unless configured otherwise.
 pub const DEFAULT_MAX_CHARS: usize = 32_768;
-const MAX_CHOICES: u64 = 8;
-const MAX_TOP_LOGPROBS: u64 = 20;
+const MAX_CHOICES: u64 = npuhal_models::generate::MAX_CHOICES as u64;
+const MAX_TOP_LOGPROBS: u64 = npuhal_models::logprobs::MAX_TOP_LOGPROBS as u64;
 /// Alternatives of a text completion at most, as in OpenAI's interface.
 const MAX_TEXT_LOGPROBS: u64 = 5;
 const DEFAULT_TEXT_TOKENS: u32 = 16;
@@ -66,7 +66,8 @@ pub(crate) fn parse(surface: Surface, bytes: &[u8], max_chars: usize) -> Result<
         }
     };
     let max_tokens = max_tokens(&body, surface)?;
-    let choices = integer(&body, "n", 1, MAX_CHOICES, "n must be an integer between 1 and 8")?.unwrap_or(1) as u32;
+    let message = format!("n must be an integer between 1 and {MAX_CHOICES}");
+    let choices = integer(&body, "n", 1, MAX_CHOICES, &message)?.unwrap_or(1) as u32;
     if surface == Surface::Text {
         best_of(&body, choices)?;
     }
@@ -175,7 +176,7 @@ fn logprobs(body: &Body, surface: Surface) -> Result<Option<u32>, ApiError> {
         }
         Some(value) => match value.as_u64().filter(|count| *count <= MAX_TOP_LOGPROBS) {
             Some(count) => Ok(Some(count as u32)),
-            None => Err(ApiError::invalid(field, "top_logprobs must be between 0 and 20")),
+            None => Err(ApiError::invalid(field, format!("top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}"))),
         },
     }
 }

@@ -8,19 +8,16 @@ use npuhal_core::RunError;
 use npuhal_core::stage::{Control, Session, TokenId};
 use npuhal_models::batch::{Batch, BatchEvent, RequestId};
 use npuhal_models::generate::{ChoiceReceiver, GenerateError, Generation, TextGenerator};
-use npuhal_models::prompter::{PromptError, Prompter, fitted_text};
+use npuhal_models::prompter::{PromptError, Prompter, fitted_text, text_ids};
 use npuhal_models::sequence::{GenerationRequest, Piece, RequestError};
 use npuhal_models::stop::StopStrings;
-use npuhal_models::thinking::{Thinking, opens_thoughts};
+use npuhal_models::thinking::{Thinking, prompt_opens_thoughts};
 use npuhal_models::window::{Overflow, PromptTruncation, Truncation};
-use npuhal_models::{ControlTokens, Specials, Tokenizer};
+use npuhal_models::{Specials, Tokenizer};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
-
-/// Ids at the end of a prompt among which a template may open a block of thoughts.
-const TAIL_IDS: usize = 16;
 
 /// Runs jobs until the parent has gone.
 pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
@@ -259,9 +256,7 @@ impl Desk<'_> {
                 }
             }
             JobInput::Text(text) => {
-                let tokenizer = self.tokenizer;
-                let mut ids: Vec<TokenId> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
-                tokenizer.encode_into(text, Specials::Plain, &mut ids).map_err(|error| invalid(&error))?;
+                let ids = text_ids(self.tokenizer, text, Specials::Plain).map_err(|error| invalid(&error))?;
                 if cuts {
                     let fitted = fitted_text(&ids, max_tokens, positions, self.overflow);
                     let fitted = fitted.map_err(|error| invalid(&error))?;
@@ -283,9 +278,7 @@ impl Desk<'_> {
     /// A plain text is given out as it is; in a chat thoughts are told apart.
     fn thinking(&self, input: &JobInput, prompt: &[TokenId]) -> Option<Thinking> {
         let JobInput::Chat(_) = input else { return None };
-        let tail = &prompt[prompt.len().saturating_sub(TAIL_IDS)..];
-        let opened = opens_thoughts(&self.tokenizer.decode(tail, ControlTokens::Show));
-        Some(Thinking { opened, ..Thinking::default() })
+        Some(Thinking { opened: prompt_opens_thoughts(self.tokenizer, prompt), ..Thinking::default() })
     }
 }
 

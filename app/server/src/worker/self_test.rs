@@ -4,6 +4,7 @@ use super::Loaded;
 use npuhal_core::stage::{Control, Session, Stepper, TokenId};
 use npuhal_models::batch::{Batch, BatchEvent};
 use npuhal_models::generate::Generation;
+use npuhal_models::prompter::text_ids;
 use npuhal_models::sequence::{GenerationRequest, Piece};
 use npuhal_models::{Specials, Tokenizer};
 use std::ops::ControlFlow;
@@ -18,8 +19,7 @@ const TOKENS: usize = 12;
 pub(super) fn run(loaded: Loaded) -> Result<Loaded, String> {
     let failed = |what: String| format!("the model failed its self-test: {what}");
     let tokenizer = &loaded.tokenizer;
-    let mut prompt: Vec<TokenId> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
-    tokenizer.encode_into(PROMPT, Specials::Plain, &mut prompt).map_err(|error| failed(error.to_string()))?;
+    let mut prompt = text_ids(tokenizer, PROMPT, Specials::Plain).map_err(|error| failed(error.to_string()))?;
     // Narrow windows take the end of the prompt; there is always room for one token.
     let room = loaded.resident.context.saturating_sub(TOKENS).max(1);
     prompt.drain(..prompt.len().saturating_sub(room));

@@ -7,12 +7,12 @@ use super::manifest::{
     KIT_FILE, KIT_FORMAT, KitArgument, KitDigests, KitKernel, KitManifest, KitOrigin, LAYOUT_VERSION, SizeUnit,
 };
 use super::{Kit, MAX_FILE_BYTES, read_file};
+use npuhal_core::file::write_whole;
 use npuhal_models::hexadecimal;
 use npuhal_models::package::Shape;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 /// A compiled design that becomes part of a kit.
@@ -106,17 +106,6 @@ pub fn import(request: &ImportRequest<'_>) -> Result<KitKernel, KitError> {
     Ok(kernel)
 }
 
-/// Writes a file beside its place, syncs it and renames it.
 fn publish(path: &Path, bytes: &[u8]) -> Result<(), KitError> {
-    let io = |action| move |source| KitError::Io { path: path.to_owned(), action, source };
-    let new = path.with_extension(format!("new-{}", std::process::id()));
-    let written = File::create(&new).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
-    let renamed = written.map_err(io("write")).and_then(|()| fs::rename(&new, path).map_err(io("replace")));
-    if renamed.is_err() {
-        // The file that could not take its place is of no use.
-        let _ = fs::remove_file(&new);
-    }
-    renamed?;
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io("sync the folder of"))
+    write_whole(path, bytes).map_err(|source| KitError::Io { path: path.to_owned(), action: "write", source })
 }

@@ -4,9 +4,10 @@ mod report;
 
 use crate::Host;
 use crate::args::ReportFormat;
-use crate::client::{ApiError, Client, variable};
-use crate::command::eval::write;
+use crate::client::{ApiError, Client, connect};
+use crate::environment::Setting;
 use crate::error::CliError;
+use crate::output::write;
 use crate::terminal::complain;
 use clap::{Args, ValueHint};
 use npuhal_core::stage::Control;
@@ -30,8 +31,7 @@ const LOCAL_TESTS: [&str; 9] = ["calibrate", "pp", "tg", "depths", "parallel", "
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Of a server")]
 pub(crate) struct HttpBenchArgs {
-    /// Measure a server with the OpenAI interface instead, e.g. http://127.0.0.1:8000. Exit code: 1 where a request failed, 2
-    /// where --min-tps is not reached
+    /// Measure a server with the OpenAI interface instead, e.g. http://127.0.0.1:8000
     #[arg(long, value_name = "URL", conflicts_with_all = LOCAL_TESTS)]
     pub(crate) url: Option<String>,
 
@@ -86,8 +86,8 @@ pub(crate) fn bench(host: &Host, args: &HttpBenchArgs, url: &str, model: Option<
     if args.min_tps.is_some_and(|limit| !limit.is_finite() || limit < 0.0) {
         return Err(CliError::Usage("--min-tps is a number that is not negative".to_owned()));
     }
-    let key = args.api_key.clone().or_else(|| variable("NPUHAL_API_KEY"));
-    let client = Client::new(url, key, PATIENCE)?;
+    let url = Setting { value: url.to_owned(), source: "--url" };
+    let client = connect(&url, args.api_key.as_deref(), PATIENCE)?;
     let model = match model {
         Some(model) => model.to_string_lossy().into_owned(),
         None => client.first_model()?,

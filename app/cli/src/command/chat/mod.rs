@@ -5,7 +5,8 @@ mod remote;
 
 use crate::Host;
 use crate::args::{ChatArgs, GenerationArgs, ModelArgs};
-use crate::client::variable;
+use crate::client::server;
+use crate::environment::Setting;
 use crate::error::CliError;
 use crate::terminal::complain;
 use local::Local;
@@ -68,16 +69,8 @@ impl Figures {
 
 pub(crate) fn chat(host: &Host, args: &ChatArgs) -> Result<(), CliError> {
     args.generation.check()?;
-    let url = match &args.api_url {
-        Some(url) if args.model.session.is_unset() && !args.model.verify => Some(url.clone()),
-        Some(_) => {
-            let message = "--api-url: the model runs on the server; how and where is said there, not here";
-            return Err(CliError::Usage(message.to_owned()));
-        }
-        // Who says where the model runs means this machine.
-        None => variable("NPUHAL_API_URL").filter(|_| args.model.session.is_unset()),
-    };
-    let open = |host: &Host| partner(host, args, url.as_deref());
+    let url = server(args.api_url.as_deref(), !args.model.session.is_unset() || args.model.verify)?;
+    let open = |host: &Host| partner(host, args, url.as_ref());
     match &args.prompt {
         Some(prompt) => once(host, &args.generation, prompt, open),
         None => converse(host, &args.generation, open),
@@ -85,10 +78,9 @@ pub(crate) fn chat(host: &Host, args: &ChatArgs) -> Result<(), CliError> {
 }
 
 /// A model of the server at `url`, or one that runs here.
-fn partner<'a>(host: &Host, args: &'a ChatArgs, url: Option<&str>) -> Result<Box<dyn Partner + 'a>, CliError> {
+fn partner<'a>(host: &Host, args: &'a ChatArgs, url: Option<&Setting>) -> Result<Box<dyn Partner + 'a>, CliError> {
     let Some(url) = url else { return Ok(Box::new(Local::open(host, &args.model, &args.generation)?)) };
-    let key = args.api_key.clone().or_else(|| variable("NPUHAL_API_KEY"));
-    Ok(Box::new(Remote::connect(host, url, key, args.model.model.as_deref(), &args.generation)?))
+    Ok(Box::new(Remote::connect(host, url, args.api_key.as_deref(), args.model.model.as_deref(), &args.generation)?))
 }
 
 /// A conversation with a model that runs here.

@@ -3,7 +3,8 @@
 use super::{Figures, Partner, Reply};
 use crate::Host;
 use crate::args::{GenerationArgs, ThinkMode};
-use crate::client::{ApiError, Client};
+use crate::client::{ApiError, Client, connect};
+use crate::environment::Setting;
 use crate::error::CliError;
 use crate::thoughts::Speaker;
 use npuhal_models::sequence::Piece;
@@ -30,8 +31,8 @@ impl<'a> Remote<'a> {
     /// Asks the server at `url` for its models; without `model` its first one answers.
     pub(super) fn connect(
         host: &Host,
-        url: &str,
-        key: Option<String>,
+        url: &Setting,
+        key: Option<&str>,
         model: Option<&OsStr>,
         args: &'a GenerationArgs,
     ) -> Result<Self, CliError> {
@@ -40,7 +41,7 @@ impl<'a> Remote<'a> {
                 "--speculate and --think-budget are for a model that runs here; a server is not asked for them";
             return Err(CliError::Usage(message.to_owned()));
         }
-        let client = Client::new(url, key, PATIENCE)?;
+        let client = connect(url, key, PATIENCE)?;
         let model = match model {
             Some(model) => model.to_string_lossy().into_owned(),
             None => client.first_model()?,

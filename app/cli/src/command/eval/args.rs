@@ -1,7 +1,6 @@
 //! Flags of `npuhal eval`.
 
-use crate::args::ReportFormat;
-use crate::args::SessionArgs;
+use crate::args::{ReportFormat, SessionArgs, default_model};
 use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,9 +16,11 @@ With --perplexity: every token of a text is scored, teacher-forced; --numerics a
 each is held against one of them.
 Exit code: 0, or 1 where a limit is broken or a server cannot be asked.")]
 pub(crate) struct EvalArgs {
-    /// Model: a name of the catalogue, or the path of a file or directory; on a server, its id [default: smollm2-135m, or the
-    /// server's first]
-    #[arg(short, long = "model", value_name = "MODEL", value_delimiter = ',', value_hint = ValueHint::AnyPath)]
+    #[arg(short, long = "model", value_name = "MODEL", value_delimiter = ',', value_hint = ValueHint::AnyPath, help = format!(
+        "Model: a name of the catalogue, or the path of a file or directory; on a server, its id [default: {}, or the server's \
+         first]",
+        default_model()
+    ))]
     pub(crate) models: Vec<OsString>,
 
     #[command(flatten)]

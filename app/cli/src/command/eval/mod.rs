@@ -10,28 +10,26 @@ use crate::args::ReportFormat;
 pub(crate) use args::EvalArgs;
 
 use crate::Host;
-use crate::args::ModelArgs;
-use crate::client::{ApiError, Client, variable};
-use crate::command::run::raw_ids;
+use crate::args::{ModelArgs, default_model};
+use crate::client::{ApiError, Client, connect, server};
 use crate::error::CliError;
+use crate::output::write;
 use crate::session::prepare;
-use crate::terminal::{complain, say};
+use crate::terminal::complain;
 use dataset::Item;
 use npuhal_core::RunError;
+use npuhal_models::Specials;
 use npuhal_models::generate::{GenerateError, TextGenerator};
+use npuhal_models::prompter::text_ids;
 use npuhal_models::sequence::{GenerationRequest, Piece};
 use npuhal_models::window::Overflow;
 use report::{Answer, Limits, Outcome, Totals, valid_logprob};
 use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(300);
-const DEFAULT_MODEL: &str = "smollm2-135m";
 const COMPLETIONS: &str = "/v1/completions";
 
 pub(crate) fn eval(host: &Host, args: &EvalArgs) -> Result<(), CliError> {
@@ -43,14 +41,19 @@ pub(crate) fn eval(host: &Host, args: &EvalArgs) -> Result<(), CliError> {
         let message = "items are answered by one model in one numerics; --perplexity takes several".to_owned();
         return Err(CliError::Usage(message));
     }
+    let is_here = !args.session.is_unset();
     if args.self_test {
+        if is_here {
+            let message = "--self-test runs no model; leave out what is said of how one runs";
+            return Err(CliError::Usage(message.to_owned()));
+        }
         return self_test::run(host, args);
     }
+    let server = server(args.api_url.as_deref(), is_here)?;
     let items = args.dataset.as_deref().map_or_else(|| Ok(dataset::built_in()), dataset::read)?;
-    let (source, model, outcomes) = match args.api_url.clone().or_else(|| variable("NPUHAL_API_URL")) {
+    let (source, model, outcomes) = match server {
         Some(url) => {
-            let key = args.api_key.clone().or_else(|| variable("NPUHAL_API_KEY"));
-            let client = Client::new(&url, key, PATIENCE)?;
+            let client = connect(&url, args.api_key.as_deref(), PATIENCE)?;
             let model = match args.models.first() {
                 Some(model) => model.to_string_lossy().into_owned(),
                 None => client.first_model()?,
@@ -91,40 +94,14 @@ fn verdict(broken: &[String]) -> Result<(), CliError> {
     if broken.is_empty() { Ok(()) } else { Err(CliError::Verdict(1)) }
 }
 
-/// Writes `text` to a file or to stdout.
-pub(crate) fn write(text: &str, output: Option<&Path>) -> Result<(), CliError> {
-    let Some(path) = output else { return Ok(say(text)?) };
-    write_beside(path, text).map_err(|source| CliError::Report { path: path.display().to_string(), source })
-}
-
-/// A file is there whole or as it was before.
-fn write_beside(path: &Path, text: &str) -> io::Result<()> {
-    if path.exists() && !path.is_file() {
-        return fs::write(path, text);
-    }
-    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let written = File::create(&part).and_then(|mut file| {
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&part, path)
-    });
-    if written.is_err() {
-        // What was begun is of no use; the first error is the one to tell.
-        let _ = fs::remove_file(&part);
-    }
-    written
-}
-
 /// The answers of a model that runs here.
 fn local(host: &Host, args: &EvalArgs, items: Vec<Item>) -> Result<(String, String, Vec<Outcome>), CliError> {
-    let model = args.models.first().cloned().unwrap_or_else(|| DEFAULT_MODEL.into());
+    let model = args.models.first().cloned().unwrap_or_else(|| default_model().into());
     let name = model.to_string_lossy().into_owned();
     let prepared = prepare(host, &ModelArgs { model: Some(model), session: args.session.clone(), verify: false })?;
     let tokenizer = prepared.tokenizer(host)?;
     let prompts: Vec<Vec<u32>> =
-        items.iter().map(|item| raw_ids(&tokenizer, &item.prompt)).collect::<Result<_, CliError>>()?;
+        items.iter().map(|item| text_ids(&tokenizer, &item.prompt, Specials::Plain)).collect::<Result<_, _>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let answer_tokens = items.iter().map(|item| item.max_tokens).max().unwrap_or(0);
     let plan = prepared.choose_for(host, longest, u32::try_from(answer_tokens).unwrap_or(u32::MAX), Overflow::Error)?;

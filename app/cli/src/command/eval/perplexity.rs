@@ -1,15 +1,16 @@
 //! `npuhal eval --perplexity`: every token of a text scored by several numerics of several models.
 
 use super::args::DEFAULT_WINDOW;
-use super::{DEFAULT_MODEL, EvalArgs, verdict, write};
+use super::{EvalArgs, verdict};
 use crate::Host;
-use crate::args::ReportFormat;
-use crate::args::{ModelArgs, SessionArgs};
+use crate::args::{ModelArgs, ReportFormat, SessionArgs, default_model};
 use crate::error::CliError;
+use crate::output::write;
 use crate::session::{Plan, prepare};
 use npuhal_core::RunError;
 use npuhal_core::stage::{Session, Stepper};
 use npuhal_models::perplexity::{PerplexityError, Quality, ScoredText, measure};
+use npuhal_models::prompter::text_start;
 use npuhal_models::template::strftime_utc;
 use npuhal_models::window::Overflow;
 use npuhal_models::{Catalogue, Specials};
@@ -35,7 +36,7 @@ struct Line {
 
 pub(super) fn run(host: &Host, args: &EvalArgs, file: &Path) -> Result<(), CliError> {
     let text = read(file)?;
-    let default = [OsString::from(DEFAULT_MODEL)];
+    let default = [OsString::from(default_model())];
     let asked: &[OsString] = if args.models.is_empty() { &default } else { &args.models };
     let mut lines = Vec::new();
     for model in asked {
@@ -96,9 +97,13 @@ fn of_model(host: &Host, args: &EvalArgs, model: &OsStr, text: &str) -> Result<V
         let tokenizer = prepared.tokenizer(host)?;
         let plan = prepared.choose_for(host, args.window as usize, 0, Overflow::Error)?;
         let mut ids = tokenizer.encode(text, Specials::Plain)?;
-        let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
         ids.truncate(args.tokens.unwrap_or(usize::MAX));
-        let next = ScoredText { ids, bos, window: args.window as usize, usable_ids: tokenizer.usable_ids() };
+        let next = ScoredText {
+            ids,
+            bos: text_start(&tokenizer),
+            window: args.window as usize,
+            usable_ids: tokenizer.usable_ids(),
+        };
         if scored.as_ref().is_some_and(|first: &ScoredText| first.ids != next.ids) {
             let message =
                 "the reference model cuts the text into other tokens; logits can be compared only where they agree";
@@ -178,7 +183,7 @@ fn models(args: &EvalArgs) -> Vec<String> {
     let asked = args.models.iter().map(|model| model.to_string_lossy().into_owned());
     let mut models: Vec<String> = asked.collect();
     if models.is_empty() {
-        models.push(DEFAULT_MODEL.to_owned());
+        models.push(default_model().to_owned());
     }
     models
 }

@@ -17,8 +17,8 @@ const LOSS: f64 = 0.1;
 const BODY_LIMIT_BYTES: usize = 1 << 20;
 
 pub(super) fn run(host: &Host, args: &EvalArgs) -> Result<(), CliError> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(CliError::Input)?;
-    let address = listener.local_addr().map_err(CliError::Input)?;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(CliError::Listen)?;
+    let address = listener.local_addr().map_err(CliError::Listen)?;
     let items = built_in();
     let requests = items.len() + 1;
     let known = items.clone();
