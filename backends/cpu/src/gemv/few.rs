@@ -22,8 +22,12 @@ use std::mem::MaybeUninit;
 pub(crate) const MOST_ROWS: usize = 8;
 /// Groups that share the spreading of a chunk of the input.
 const PART_GROUPS: usize = 64;
-/// Blocks of 32 input features of a chunk: those of eight rows take 22 KiB.
-const CHUNK: usize = 4;
+/// Blocks of 32 input features of a chunk, times input rows: spread, they take 22 KiB.
+const SPREAD_BLOCKS: usize = 32;
+/// Blocks of a chunk at most.
+const MOST_BLOCKS: usize = 8;
+/// Bytes of weights that are asked for before they are needed, counted in the order in which they are.
+const AHEAD_BYTES: usize = 4 << 10;
 /// Bytes of a spread block of one input row.
 const SPREAD_BYTES: usize = 704;
 /// Bytes of an unpacked block of a group.
@@ -35,9 +39,9 @@ struct Room {
     /// Eight for each group and row.
     sums: [MaybeUninit<f32>; PART_GROUPS * MOST_ROWS * GROUP_ROWS],
     /// Tile after tile of rows, in it block after block; see [`spread_split`] and [`spread_wide`].
-    input: [MaybeUninit<u8>; CHUNK * MOST_ROWS * SPREAD_BYTES],
+    input: [MaybeUninit<u8>; SPREAD_BLOCKS * SPREAD_BYTES],
     /// Step vectors; behind them scales, minima, and factors of the sums of each half: of the high parts, of the low ones.
-    codes: [MaybeUninit<u8>; CHUNK * CODES_BYTES],
+    codes: [MaybeUninit<u8>; MOST_BLOCKS * CODES_BYTES],
 }
 
 /// Factors of weights without sub-blocks.
@@ -95,6 +99,10 @@ macro_rules! kernel {
         unsafe fn $name$(<const $flag: $kind>)?(job: &FewJob) {
             assert!((2..=MOST_ROWS).contains(&job.tokens));
             let blocks = job.cols / BLOCK;
+            let chunk = if job.tokens > SPREAD_BLOCKS / MOST_BLOCKS { MOST_BLOCKS / 2 } else { MOST_BLOCKS };
+            // Of a block of 32, also as a share of a block of 256.
+            let block_bytes = group_bytes(job.weight_type, 256) / 8;
+            let ahead = AHEAD_BYTES.div_ceil(chunk * block_bytes) * job.group_bytes;
             let mut room = MaybeUninit::<Room>::uninit();
             let room = room.as_mut_ptr();
             // SAFETY: addresses of fields of the room.
@@ -105,15 +113,15 @@ macro_rules! kernel {
                 let groups = PART_GROUPS.min(job.count - part);
                 // SAFETY: eight sums for each row of each group of a part.
                 unsafe { sums.write_bytes(0, groups * job.tokens * GROUP_ROWS) };
-                for first in (0..blocks).step_by(CHUNK) {
-                    let count = CHUNK.min(blocks - first);
+                for first in (0..blocks).step_by(chunk) {
+                    let count = chunk.min(blocks - first);
                     let mut row = 0;
                     while row < job.tokens {
                         let rows = tile_rows(job.tokens - row);
                         // SAFETY: blocks `first..first + count` of the tile's rows; room for as many.
                         unsafe {
                             let from = job.$form.add(row * blocks + first);
-                            $spread(job.weight_type, from, blocks, rows, count, input.add(row * CHUNK * SPREAD_BYTES));
+                            $spread(job.weight_type, from, blocks, rows, count, input.add(row * chunk * SPREAD_BYTES));
                         }
                         row += rows;
                     }
@@ -122,12 +130,12 @@ macro_rules! kernel {
                         // advance are only a hint.
                         unsafe {
                             let group = job.groups.add((part + index) * job.group_bytes);
-                            ask(group.wrapping_add(2 * job.group_bytes), job.weight_type, first, count);
+                            ask(group.wrapping_add(ahead + first * block_bytes), count * block_bytes);
                             $unpack(job.weight_type, group, first, count, codes);
                             let mut row = 0;
                             while row < job.tokens {
                                 let rows = tile_rows(job.tokens - row);
-                                let x = input.add(row * CHUNK * SPREAD_BYTES);
+                                let x = input.add(row * chunk * SPREAD_BYTES);
                                 let out = sums.add((index * job.tokens + row) * GROUP_ROWS);
                                 match rows {
                                     4 => $tile4(codes, x, factors, factors_step, count, out),
@@ -178,13 +186,10 @@ fn no_factors(_: WeightType, codes: *const u8) -> (*const u8, usize) {
     (codes, 0)
 }
 
-/// Asks for the chunk's bytes of a group that comes later.
+/// Asks for bytes that are needed later.
 #[inline(always)]
-fn ask(group: *const u8, weight_type: WeightType, first: usize, count: usize) {
-    // Of a block of 32, also as a share of a block of 256.
-    let bytes = group_bytes(weight_type, 256) / 8;
-    let at = group.wrapping_add(first * bytes);
-    for line in (0..count * bytes).step_by(64) {
+fn ask(at: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
         // SAFETY: a hint of the architecture's baseline, for any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
     }

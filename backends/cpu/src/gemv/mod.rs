@@ -25,6 +25,9 @@ pub const fn few_rows(weight_type: WeightType) -> usize {
     if decode::is_quantized(weight_type) { 8 } else { 1 }
 }
 
+/// Input rows from which it pays to unpack a group once for all: fewer wait for the memory, which one stream of weights serves
+/// best.
+const SHARING_ROWS: usize = 4;
 /// Bytes of weights that several input rows share before the next part.
 const PART_BYTES: usize = 64 << 10;
 /// Items of a thread in a product, where that makes them neither smaller nor larger than the bounds: a thread without a core
@@ -116,7 +119,7 @@ pub fn run<const N: usize>(
             if groups.is_empty() {
                 continue;
             }
-            if let (2.., Some(kernel)) = (input.rows(), few(matrix.weight_type())) {
+            if let (SHARING_ROWS.., Some(kernel)) = (input.rows(), few(matrix.weight_type())) {
                 // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
                 unsafe { run_few(table, kernel, matrix, groups, input, *out) };
             } else {
