@@ -50,6 +50,8 @@ pub enum Numerics {
     Int8,
     /// That of the xdna1 lane's SmolLM engine, on the CPU.
     Xdna1SmolLm,
+    /// That of the xdna1 lane's chunked SmolLM graphs, on the CPU.
+    Xdna1SmolLmChunk,
     /// That of the xdna1 lane's Qwen engine, on the CPU.
     Xdna1Qwen,
     /// That of the xdna1 lane's CPU stage.
@@ -60,10 +62,19 @@ pub enum Numerics {
 
 impl Numerics {
     /// All values.
-    pub const ALL: [Self; 7] =
-        [Self::Exact, Self::Fast, Self::Int8, Self::Xdna1SmolLm, Self::Xdna1Qwen, Self::Xdna1Cpu, Self::Xdna2];
+    pub const ALL: [Self; 8] = [
+        Self::Exact,
+        Self::Fast,
+        Self::Int8,
+        Self::Xdna1SmolLm,
+        Self::Xdna1SmolLmChunk,
+        Self::Xdna1Qwen,
+        Self::Xdna1Cpu,
+        Self::Xdna2,
+    ];
     /// All values, for messages.
-    pub const ALLOWED: &'static str = "exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu, xdna2";
+    pub const ALLOWED: &'static str =
+        "exact, fast, int8, xdna1-smollm, xdna1-smollm-chunk, xdna1-qwen, xdna1-cpu, xdna2";
 
     /// Name on the command line.
     #[must_use]
@@ -73,6 +84,7 @@ impl Numerics {
             Self::Fast => "fast",
             Self::Int8 => "int8",
             Self::Xdna1SmolLm => "xdna1-smollm",
+            Self::Xdna1SmolLmChunk => "xdna1-smollm-chunk",
             Self::Xdna1Qwen => "xdna1-qwen",
             Self::Xdna1Cpu => "xdna1-cpu",
             Self::Xdna2 => "xdna2",
@@ -276,8 +288,8 @@ mod tests {
     fn wrong_options_name_what_is_allowed() {
         let mut options = Options::default();
         let message = |result: Result<(), OptionError>| result.unwrap_err().to_string();
-        let allowed =
-            "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-qwen, xdna1-cpu, xdna2";
+        let allowed = "numerics cannot be 'fp8'; allowed: exact, fast, int8, xdna1-smollm, xdna1-smollm-chunk, xdna1-qwen, \
+                       xdna1-cpu, xdna2";
         assert_eq!(message(options.set("numerics", "fp8", &[])), allowed);
         assert_eq!(Numerics::ALL.map(Numerics::name).join(", "), Numerics::ALLOWED);
         assert_eq!(

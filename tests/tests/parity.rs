@@ -39,15 +39,17 @@ fn exact_agrees_with_itself_whatever_the_threads() {
 }
 
 #[test]
-fn the_smollm_twin_agrees_with_exact() {
-    assert_parity(&ParitySubject {
-        unsupported: &[
-            HEAD_NORMS,
-            ("qwen2-bf16", "the SmolLM engine adds no biases"),
-            ("qwen2-q8_0", "the SmolLM engine adds no biases"),
-        ],
-        ..ParitySubject::new("cpu:xdna1-smollm")
-    });
+fn the_smollm_twins_agree_with_exact() {
+    for target in ["cpu:xdna1-smollm", "cpu:xdna1-smollm-chunk"] {
+        assert_parity(&ParitySubject {
+            unsupported: &[
+                HEAD_NORMS,
+                ("qwen2-bf16", "the SmolLM designs add no biases"),
+                ("qwen2-q8_0", "the SmolLM designs add no biases"),
+            ],
+            ..ParitySubject::new(target)
+        });
+    }
 }
 
 #[test]

@@ -44,13 +44,19 @@ impl TapSink for Sink {
 
 /// Feeds `tokens` one by one, from position 0.
 fn shown(segment: &mut dyn Segment, tokens: &[u32]) -> Shown {
+    shown_in_runs(segment, tokens, 1)
+}
+
+/// Feeds `tokens` from position 0, so many a call. For a CPU's segment the number makes no difference but in time.
+fn shown_in_runs(segment: &mut dyn Segment, tokens: &[u32], run: usize) -> Shown {
     let seen = Arc::new(Mutex::new(Shown::new()));
     segment.observe(Some(Box::new(Sink(Arc::clone(&seen)))));
     segment.truncate(SequenceId(0), 0);
     segment.begin().unwrap();
-    for (position, token) in (0..).zip(tokens) {
-        let row = Row { sequence: SequenceId(0), token: *token, position };
-        segment.forward(&[row], &mut HiddenRows::new(), Want::All, &Control::new()).unwrap();
+    let row = |(position, token): (u32, &u32)| Row { sequence: SequenceId(0), token: *token, position };
+    let rows: Vec<Row> = (0..).zip(tokens).map(row).collect();
+    for rows in rows.chunks(run) {
+        segment.forward(rows, &mut HiddenRows::new(), Want::All, &Control::new()).unwrap();
     }
     segment.end();
     segment.observe(None);
@@ -135,7 +141,7 @@ impl Bench {
     fn twin(&self, lane: Lane, tokens: &[u32]) -> Shown {
         let options = TwinOptions { lane, positions: 64, sequences: 1, threads: THREADS };
         let span = SegmentSpan::whole(self.model.config());
-        shown(&mut TwinSegment::open(&self.model, span, options).unwrap(), tokens)
+        shown_in_runs(&mut TwinSegment::open(&self.model, span, options).unwrap(), tokens, tokens.len())
     }
 }
 
@@ -206,6 +212,28 @@ fn chunked_graphs_are_the_engine_but_for_attention() {
 }
 
 #[test]
+fn the_chunked_graphs_are_their_twin_on_random_models() {
+    // More than 16 positions, of which some hold the same token.
+    let tokens: Vec<u32> = (0..40).map(|at| (at * at * 7 + at / 3) % 64).collect();
+    for seed in [1, 2] {
+        let bench = Bench::random(SmallPackage { family: Family::Llama, layers: 3, vocab_size: 64, seed });
+        let found = bench.chunked(ChunkFormat::SmolLmBf16, 2, &tokens);
+        assert!(found.len() >= tokens.len() * 2 * 3, "{} rows", found.len());
+        let twin = bench.twin(Lane::SmolLmChunk, &tokens);
+        let differing: Vec<String> = found
+            .iter()
+            .filter(|(of, values)| twin[*of] != **values)
+            .map(|((position, tap), values)| {
+                let wanted = &twin[&(*position, tap.clone())];
+                let count = values.iter().zip(wanted).filter(|(a, b)| a != b).count();
+                format!("{tap} at {position}: {count} of {} differ", values.len())
+            })
+            .collect();
+        assert!(differing.is_empty(), "seed {seed}: {} of {} rows: {differing:#?}", differing.len(), found.len());
+    }
+}
+
+#[test]
 fn the_qwen_engine_is_its_twin_on_a_random_model() {
     if std::env::var_os("NPUHAL_SOAK").is_none_or(|value| value != "1") {
         return left_to_soak("the_qwen_engine_is_its_twin_on_a_random_model");
@@ -255,6 +283,8 @@ struct Limits {
     least_cosine: f64,
     /// Of a logit.
     largest_error: f32,
+    /// Rows that are left out of all this: those with the least cosines, each no less than that.
+    outliers: &'static [f64],
     /// Rows whose argmax is that of `exact`, at least.
     agreements: usize,
 }
@@ -268,6 +298,8 @@ fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Ve
     let mut exact = ExactSegment::open(&bench.model, span, ExactOptions::new(64, THREADS)).unwrap();
     let mut rows: Vec<(Vec<f32>, Vec<f32>)> = Vec::new();
     let (mut shown_rows, mut same_rows) = (0, 0);
+    // First layers, by position, whose keys or values are not the twin's bits.
+    let mut first_layers: BTreeMap<u32, usize> = BTreeMap::new();
     for text in TEXTS {
         let mut tokens = Vec::new();
         tokenizer.encode_into(text, Specials::Parse, &mut tokens).unwrap();
@@ -278,7 +310,18 @@ fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Ve
         compare(&found, &twin, &lane.to_string());
         shown_rows += found.len();
         same_rows += found.iter().filter(|(of, values)| twin[*of] == **values).count();
-        let wanted = shown(&mut exact, &tokens);
+        for position in 0..PROMPT_POSITIONS as u32 {
+            let differs = |layer: &u32| {
+                ["K", "V"].iter().any(|kind| {
+                    let of = (position, format!("{kind}({layer})"));
+                    found.get(&of).is_some_and(|values| twin[&of] != *values)
+                })
+            };
+            if let Some(layer) = (0..bench.model.config().layers as u32).find(differs) {
+                *first_layers.entry(layer).or_default() += 1;
+            }
+        }
+        let wanted = shown_in_runs(&mut exact, &tokens, tokens.len());
         for position in 0..PROMPT_POSITIONS as u32 {
             let logits = match found.get(&(position, "Logits".to_owned())) {
                 Some(logits) => logits.clone(),
@@ -288,11 +331,19 @@ fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Ve
         }
     }
     let cosines: Vec<f64> = rows.iter().map(|(found, wanted)| cosine(found, wanted)).collect();
-    let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
-    let least = cosines.iter().copied().fold(1.0, f64::min);
-    let largest = rows.iter().flat_map(|(a, b)| a.iter().zip(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by(|a, b| cosines[*a].total_cmp(&cosines[*b]));
+    let (apart, rest) = order.split_at(limits.outliers.len());
+    let error = |row: usize| {
+        let (found, wanted) = &rows[row];
+        found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    let mean = rest.iter().map(|row| cosines[*row]).sum::<f64>() / rest.len() as f64;
+    let least = cosines[rest[0]];
+    let largest = rest.iter().map(|row| error(*row)).fold(0.0, f32::max);
     let (mut agreements, mut decided) = (0, 0);
-    for (row, (found, wanted)) in rows.iter().enumerate() {
+    for row in rest {
+        let (found, wanted) = &rows[*row];
         let (best, margin) = best_two(wanted);
         let agrees = best_two(found).0 == best;
         // The limit is a number from elsewhere: with the error of these very rows nothing else could be.
@@ -302,9 +353,15 @@ fn check_real_weights(bench: &mut Bench, lane: Lane, limits: &Limits) -> Vec<(Ve
     }
     eprintln!(
         "{lane}: cosine to exact {mean:.6} in the mean, {least:.6} at least; largest error {largest:.3}; the same argmax in \
-         {agreements} of {} rows, {decided} decided; {same_rows} of {shown_rows} rows have the twin's bits",
-        rows.len()
+         {agreements} of {} rows, {decided} decided; {same_rows} of {shown_rows} rows have the twin's bits; positions by the \
+         first layer whose keys or values differ: {first_layers:?}",
+        rest.len()
     );
+    for (row, limit) in apart.iter().zip(limits.outliers) {
+        let (text, position, cosine) = (row / PROMPT_POSITIONS, row % PROMPT_POSITIONS, cosines[*row]);
+        eprintln!("{lane}, text {text}, position {position}: cosine {cosine:.6}, error {:.3}", error(*row));
+        assert!(cosine >= *limit, "text {text}, position {position}: {cosine}");
+    }
     assert!(mean >= limits.mean_cosine && least >= limits.least_cosine, "mean {mean}, least {least}");
     assert!(largest <= limits.largest_error, "{largest}");
     assert!(agreements >= limits.agreements, "{agreements} agree");
@@ -317,14 +374,15 @@ fn the_default_model_runs_on_the_virtual_npu() {
     let mut bench = Bench::converted(&path);
     // The mean of whole prompts is above 0.999, single rows are not: rounding the residual stream alone to bf16, as every form of
     // the lane does, leaves 0.995 in the worst one. docs/xdna1.md has the cost of each rounding; no single one is the cause.
-    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 2.0, agreements: 90 };
+    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.98, largest_error: 2.0, outliers: &[], agreements: 90 };
     let rows = check_real_weights(&mut bench, Lane::SmolLm, &limits);
     // Published: token 2 at position 0 gives 198. With the four-bit weights of this file `exact` differs, so the lane may.
     let (found, wanted) = rows.get(2 * PROMPT_POSITIONS).map(|(a, b)| (best_two(a).0, best_two(b).0)).unwrap();
     assert!(found == wanted && (found == 198 || wanted != 198), "{found}, exact {wanted}");
 }
 
-/// 1 GB of weights for every token, so minutes and more. The limits are expected from the smaller model, not measured.
+/// 1 GB of weights for every token: two minutes. One row is far from `exact` in every form of the lane, because keys whose biases
+/// are up to 211 are rounded to bf16 (docs/xdna1.md).
 #[test]
 fn qwen_runs_on_the_virtual_npu() {
     if std::env::var_os("NPUHAL_SOAK").is_none_or(|value| value != "1") {
@@ -334,6 +392,7 @@ fn qwen_runs_on_the_virtual_npu() {
     let mut bench = Bench::converted(&path);
     let id = bench.package.metadata().model_id.clone();
     assert_ne!(id.as_deref(), Some("qwen2.5-0.5b-xdna1"), "another checkpoint than the published one");
-    let limits = Limits { mean_cosine: 0.999, least_cosine: 0.99, largest_error: 2.0, agreements: 85 };
+    let limits =
+        Limits { mean_cosine: 0.999, least_cosine: 0.99, largest_error: 2.0, outliers: &[0.7], agreements: 90 };
     check_real_weights(&mut bench, Lane::Qwen, &limits);
 }

@@ -139,7 +139,7 @@ pub(crate) struct SessionArgs {
     pub(crate) device: String,
 
     /// Arithmetic of the CPU: fast, int8 (faster and coarser), exact (the slow reference), or that of an NPU lane: xdna1-smollm,
-    /// xdna1-qwen, xdna1-cpu, xdna2
+    /// xdna1-smollm-chunk, xdna1-qwen, xdna1-cpu, xdna2
     #[arg(long, value_name = "NAME", default_value = "fast")]
     pub(crate) numerics: String,
 

@@ -146,7 +146,11 @@ struct Offer {
 
 fn offer(options: &Options) -> Result<Offer, String> {
     match options.numerics {
-        Numerics::Xdna1SmolLm | Numerics::Xdna1Qwen | Numerics::Xdna1Cpu | Numerics::Xdna2 => {
+        Numerics::Xdna1SmolLm
+        | Numerics::Xdna1SmolLmChunk
+        | Numerics::Xdna1Qwen
+        | Numerics::Xdna1Cpu
+        | Numerics::Xdna2 => {
             let kv_bytes = |config: &ModelConfig, positions| config.kv_bytes(positions, size_of::<f32>());
             Ok(Offer { speed: SpeedClass::Reference, kv_bytes, instructions: "" })
         }
@@ -197,6 +201,7 @@ fn features(options: &Options) -> Result<Features, String> {
 fn lane(numerics: Numerics) -> Option<Lane> {
     match numerics {
         Numerics::Xdna1SmolLm => Some(Lane::SmolLm),
+        Numerics::Xdna1SmolLmChunk => Some(Lane::SmolLmChunk),
         Numerics::Xdna1Qwen => Some(Lane::Qwen),
         Numerics::Xdna1Cpu => Some(Lane::Cpu),
         _ => None,

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-pub(super) const LANES: usize = 32;
+const LANES: usize = 32;
 /// Output features a thread takes at a time.
 const RUN: usize = 64;
 

@@ -3,6 +3,8 @@
 //! The engine's pass over a prompt is here once more, with a switch at every place where the lane rounds or looks something up.
 //! With no switch set it has the bits of the twin, with all of them set it is `exact`: so nothing else separates the two.
 
+mod qwen;
+
 use super::smollm::{exp_of_fixed, fixed_point, reciprocal, rsqrt, tanh_line};
 use super::weights::{LayerWeights, Matrix, Weights};
 use super::{Lane, TwinOptions, TwinSegment, inverse_frequencies};
@@ -238,9 +240,9 @@ struct Bench {
 }
 
 impl Bench {
-    /// The default model as a package: what it holds is bf16 and float16, so that no weight is rounded on the way.
-    fn new() -> Self {
-        let source = default_model();
+    /// A model of the catalogue as a package: what it holds is bf16 and float16, so that no weight is rounded on the way.
+    fn new(name: &str) -> Self {
+        let source = downloaded(name);
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("package");
         let request = ConvertRequest {
@@ -386,10 +388,12 @@ impl Bench {
     }
 }
 
-fn default_model() -> PathBuf {
-    const NAME: &str = "smollm2-135m";
+const DEFAULT_MODEL: &str = "smollm2-135m";
+
+/// File of a model in the catalogue.
+fn downloaded(name: &str) -> PathBuf {
     let store = Store::locate(None).unwrap();
-    match store.resolve(Catalogue::builtin(), NAME).unwrap() {
+    match store.resolve(Catalogue::builtin(), name).unwrap() {
         Located::File(path) => path,
         Located::Catalogued(entry) => {
             let options = npuhal_models::pull::PullOptions::from_env();
@@ -446,7 +450,7 @@ fn what_each_rounding_costs() {
         let _ = writeln!(std::io::stderr().lock(), "soak: what_each_rounding_costs runs with NPUHAL_SOAK=1");
         return;
     }
-    let bench = Bench::new();
+    let bench = Bench::new(DEFAULT_MODEL);
     let exact = bench.exact(&bench.model);
     let lane = bench.all(&Reading::default());
     assert!(lane == bench.twin(Lane::SmolLm), "without a switch it is the twin, bit for bit");
@@ -455,7 +459,7 @@ fn what_each_rounding_costs() {
     print("nothing of the lane", rest);
     assert!(rest.1 > 0.999_999 && rest.2 < 0.01, "with all switches it is exact");
     print("the lane's CPU stage", agreement(&bench.twin(Lane::Cpu), &exact));
-    let file = ModelSource::open(&default_model()).unwrap();
+    let file = ModelSource::open(&downloaded(DEFAULT_MODEL)).unwrap();
     print("exact, weights of the file", agreement(&bench.exact(&file), &exact));
     for (what, reading) in readings() {
         print(what, agreement(&bench.all(&reading), &exact));
@@ -483,7 +487,7 @@ fn the_readings_against_the_published_agreement() {
     }
     let golden: serde_json::Value =
         serde_json::from_str(include_str!("../../../tests/data/xdna1/engine_agreement_smollm.json")).unwrap();
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(DEFAULT_MODEL);
     bench.prompts = bench.published_sequences(&golden);
     let margin = golden["near_tie_margin"].as_f64().unwrap() as f32;
     let wanted = bench.twin(Lane::Cpu);

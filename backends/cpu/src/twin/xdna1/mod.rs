@@ -7,6 +7,7 @@
 //! | lane | norms | attention | SwiGLU |
 //! |---|---|---|---|
 //! | [`Lane::SmolLm`] | three bf16 roundings; the final norm one | bf16 softmax by lookup tables | bf16 throughout, tanh table |
+//! | [`Lane::SmolLmChunk`] | three bf16 roundings; the final norm as [`Lane::Cpu`] | f32 softmax, exponential by its bits, bf16 weights | bf16 throughout, tanh table |
 //! | [`Lane::Qwen`] | f32 from bf16 parts, one rounding | f32 softmax, polynomial exponential, one rounding | f32, one rounding |
 //! | [`Lane::Cpu`] | f32, one rounding | f32, one rounding | f32, one rounding |
 //!
@@ -15,6 +16,7 @@
 
 #[cfg(test)]
 mod ablation;
+mod chunk;
 mod qwen;
 mod reference;
 mod smollm;
@@ -47,6 +49,9 @@ const QWEN_GROUP: usize = 16;
 pub enum Lane {
     /// The SmolLM engine.
     SmolLm,
+    /// The chunked SmolLM graphs with bf16 weights: the leading layers of hybrid runs. They end with a layer, so a final norm
+    /// is the CPU stage's.
+    SmolLmChunk,
     /// The Qwen2.5 engine.
     Qwen,
     /// The CPU stage of hybrid runs, also the reference of both engines.
@@ -65,6 +70,7 @@ impl Lane {
     pub const fn numerics(self) -> Numerics {
         match self {
             Self::SmolLm => Numerics::Xdna1SmolLm,
+            Self::SmolLmChunk => Numerics::Xdna1SmolLmChunk,
             Self::Qwen => Numerics::Xdna1Qwen,
             Self::Cpu => Numerics::Xdna1Cpu,
         }
@@ -119,8 +125,8 @@ pub fn check_config(config: &ModelConfig, lane: Lane) -> Result<(), TwinError> {
     if config.qk_norm {
         return refuse("qk_norm", "on".to_owned(), "the lane does not norm query and key heads");
     }
-    if lane == Lane::SmolLm && config.qkv_bias {
-        return refuse("qkv_bias", "on".to_owned(), "the SmolLM engine adds no biases");
+    if matches!(lane, Lane::SmolLm | Lane::SmolLmChunk) && config.qkv_bias {
+        return refuse("qkv_bias", "on".to_owned(), "the SmolLM designs add no biases");
     }
     if lane == Lane::Qwen && !config.intermediate_size.is_multiple_of(QWEN_GROUP) {
         let found = config.intermediate_size.to_string();
@@ -197,7 +203,7 @@ impl Arithmetic for Xdna1 {
         let mut gate = self.project(&weights.gate, &normed, &[]);
         let up = self.project(&weights.up, &normed, &[]);
         let swiglu = match self.lane {
-            Lane::SmolLm => smollm::swiglu,
+            Lane::SmolLm | Lane::SmolLmChunk => smollm::swiglu,
             Lane::Qwen => qwen::swiglu,
             Lane::Cpu => reference::swiglu,
         };
@@ -209,13 +215,12 @@ impl Arithmetic for Xdna1 {
     fn finish(&self, rows: &[Row], residual: Vec<f32>, observer: &mut Observer) -> Vec<f32> {
         let normed = match &self.weights.final_norm {
             Some(gamma) => {
-                let mut normed = self.norm_rows(&residual, gamma);
-                if self.lane == Lane::SmolLm {
-                    let width = self.config.hidden_size;
-                    for (x, out) in residual.chunks_exact(width).zip(normed.chunks_exact_mut(width)) {
-                        smollm::final_norm(x, gamma, out);
-                    }
-                }
+                let eps = self.config.rms_norm_eps;
+                let normed = self.each_row(&residual, |x, out| match self.lane {
+                    Lane::SmolLm => smollm::final_norm(x, gamma, out),
+                    Lane::Qwen => qwen::norm(x, gamma, out),
+                    Lane::SmolLmChunk | Lane::Cpu => reference::norm(x, gamma, eps, out),
+                });
                 observer.show(Tap::Normed, rows, &normed);
                 normed
             }
@@ -262,22 +267,25 @@ impl Xdna1 {
         multiply(matrix, matrix.features, x, matrix.cols, chunks, self.threads)
     }
 
+    /// The norm of a layer.
     fn norm_rows(&self, residual: &[f32], gamma: &[f32]) -> Vec<f32> {
+        self.each_row(residual, |x, out| match self.lane {
+            Lane::SmolLm | Lane::SmolLmChunk => smollm::norm(x, gamma, out),
+            Lane::Qwen => qwen::norm(x, gamma, out),
+            Lane::Cpu => reference::norm(x, gamma, self.config.rms_norm_eps, out),
+        })
+    }
+
+    fn each_row(&self, residual: &[f32], norm: impl Fn(&[f32], &mut [f32])) -> Vec<f32> {
         let mut normed = vec![0.0; residual.len()];
         let width = self.config.hidden_size;
-        for (x, out) in residual.chunks_exact(width).zip(normed.chunks_exact_mut(width)) {
-            match self.lane {
-                Lane::SmolLm => smollm::norm(x, gamma, out),
-                Lane::Qwen => qwen::norm(x, gamma, out),
-                Lane::Cpu => reference::norm(x, gamma, self.config.rms_norm_eps, out),
-            }
-        }
+        residual.chunks_exact(width).zip(normed.chunks_exact_mut(width)).for_each(|(x, out)| norm(x, out));
         normed
     }
 
     fn rotate_rows(&self, rows: &[Row], values: &mut [f32], width: usize) {
         let rotate = match self.lane {
-            Lane::SmolLm => smollm::rotate,
+            Lane::SmolLm | Lane::SmolLmChunk => smollm::rotate,
             Lane::Qwen => qwen::rotate,
             Lane::Cpu => reference::rotate,
         };
@@ -303,6 +311,7 @@ impl Xdna1 {
                 let values = values[..end].chunks_exact(width).map(|row| &row[at..at + HEAD_DIM]);
                 match self.lane {
                     Lane::SmolLm => smollm::attend(q, keys, values, out),
+                    Lane::SmolLmChunk => chunk::attend(q, keys, values, out),
                     Lane::Qwen => qwen::attend(q, keys, values, out),
                     Lane::Cpu => reference::attend(q, keys, values, out),
                 }

@@ -1,10 +1,12 @@
 //! The Qwen engine's vector arithmetic: f32 built from bf16 products, rounded to bf16 at named points only.
 //!
 //! A core multiplies bf16 alone, so an f32 factor is split into three bf16 parts and the parts' products are accumulated in f32
-//! in a fixed order. Sums, comparisons and the scalar square root are plain f32.
+//! in a fixed order. Sums, comparisons and the scalar square root are plain f32. What the description leaves open (lanes in which
+//! exponentials are summed, products that share an accumulator) is as in the public kernels `qwen_engine_hub_bf16.cc` and
+//! `fp32_emulation.h`.
 
-use super::smollm::rsqrt;
-use crate::twin::lanes::dot;
+use super::smollm::{WEIGHT_LANES, rsqrt};
+use crate::twin::lanes::{dot, reduce};
 use crate::twin::rounding::{bf16, split};
 
 /// Epsilon of every norm, compiled into the design.
@@ -49,10 +51,9 @@ pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// `x·a + y·b` in one accumulator: three parts of the first product, then of the second.
+/// `x·a + y·b`, each product in an accumulator of its own.
 fn turn(x: f32, a: f32, y: f32, b: f32) -> f32 {
-    let ([x_high, x_middle, x_low], [y_high, y_middle, y_low]) = (split(x), split(y));
-    x_low * a + x_middle * a + x_high * a + y_low * b + y_middle * b + y_high * b
+    scale(x, a) + scale(y, b)
 }
 
 /// Attention of one head over all positions, the new one last.
@@ -64,12 +65,14 @@ pub(super) fn attend<'c>(
 ) {
     let mut weights: Vec<f32> = keys.map(|key| dot(query, key) * 0.125).collect();
     let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0f32;
-    for weight in &mut weights {
-        *weight = exp(*weight - largest);
-        sum += *weight;
+    let mut lanes = [0.0f32; WEIGHT_LANES];
+    for run in weights.chunks_mut(WEIGHT_LANES) {
+        for (weight, lane) in run.iter_mut().zip(&mut lanes) {
+            *weight = exp(*weight - largest);
+            *lane += *weight;
+        }
     }
-    let inverse = reciprocal(sum);
+    let inverse = reciprocal(reduce(lanes));
     out.fill(0.0);
     for (weight, row) in weights.iter().zip(values) {
         let [high, middle, low] = split(multiply(*weight, inverse));
