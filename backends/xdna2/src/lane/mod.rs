@@ -34,6 +34,9 @@ use thiserror::Error;
 /// How long a run may take.
 const RUN_TIMEOUT: Duration = Duration::from_millis(5000);
 
+/// Logits that are read at once: so many stay in the first cache until they are widened. Whole cache lines.
+const LOGITS_AT_ONCE: usize = 4096;
+
 /// More threads than this only wait for memory.
 const PACKING_THREADS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 
@@ -281,14 +284,20 @@ impl Lane {
 
     /// Reads the logits into `logits`, where a caller wants them, and shows them to the observer.
     fn read_logits(&mut self, row: Row, logits: Option<&mut [f32]>) -> Result<(), RunError> {
-        self.bytes.resize(self.dimensions.logits_bytes(), 0);
-        self.buffers.logits.read(0, &mut self.bytes)?;
         let Some(logits) = logits else {
+            self.bytes.resize(self.dimensions.logits_bytes(), 0);
+            self.buffers.logits.read(0, &mut self.bytes)?;
             self.show(Tap::Logits, row);
             return Ok(());
         };
         // Of a whole vocabulary: widened once, where they are wanted.
-        widen(&self.bytes, logits);
+        let mut at_bytes = 0;
+        for values in logits.chunks_mut(LOGITS_AT_ONCE) {
+            self.bytes.resize(2 * values.len(), 0);
+            self.buffers.logits.read(at_bytes, &mut self.bytes)?;
+            widen(&self.bytes, values);
+            at_bytes += self.bytes.len() as u64;
+        }
         if let Some(sink) = &mut self.sink {
             sink.observe(Tap::Logits, row, logits);
         }
@@ -350,7 +359,8 @@ impl Segment for Lane {
     ) -> Result<(), RunError> {
         control.check()?;
         self.admit(rows, want)?;
-        hidden.reset(want.count(rows.len()), self.dimensions.vocab);
+        // Every row there is gets its logits below.
+        hidden.reshape(want.count(rows.len()), self.dimensions.vocab);
         for (index, row) in rows.iter().enumerate() {
             let is_wanted = want.selects(index, rows.len());
             self.run(*row, if is_wanted { Runs::LayersAndHead } else { Runs::Layers })?;
