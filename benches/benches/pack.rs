@@ -4,6 +4,9 @@
 //!
 //! `NPUHAL_BENCH_FOLDER` keeps the random models, 1 GB, for the next time; its disk is the one that is measured.
 
+mod common;
+
+use common::median;
 use npuhal_core::stage::Control;
 use npuhal_models::q4nx::verify::verify;
 use npuhal_models::q4nx::{PackOptions, pack};
@@ -62,7 +65,7 @@ fn measure(name: &str, gguf: &Path, folder: &Path) -> io::Result<()> {
             copies.push(copy_s);
         }
     }
-    let (pack_s, copy_s) = (median(packs), median(copies));
+    let (pack_s, copy_s) = (median(&mut packs), median(&mut copies));
     pack(gguf, &packed, &options, &Control::new(), &mut |_| {}).expect("a packed model");
     let started = Instant::now();
     let report = verify(gguf, &packed, None, &Control::new(), &mut |_, _| {}).expect("a report");
@@ -108,9 +111,4 @@ fn plain_copy(source: &Path, target: &Path, len_bytes: u64) -> io::Result<()> {
 /// What removing a file leaves to be done is not the next one's work.
 fn settle(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

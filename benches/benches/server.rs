@@ -7,6 +7,9 @@
 //! `NPUHAL_BENCH_ROUNDS` rounds of each (7), `NPUHAL_BENCH_THREADS` threads of the model (those of the machine). An argument
 //! `overhead` or `gain` measures that alone.
 
+mod common;
+
+use common::median;
 use npuhal_core::pipeline::Pipeline;
 use npuhal_core::stage::{Control, Stepper};
 use npuhal_cpu::fast::{CpuOptions, FastSegment};
@@ -307,9 +310,4 @@ impl Drop for Server {
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

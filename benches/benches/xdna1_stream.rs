@@ -3,6 +3,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use npuhal_xdna1::layout::SMOLLM;
 use npuhal_xdna1::stream::EngineStream;
+use npuhal_xdna1::weights::copy_side_by_side;
 use npuhal_xdna1::{EngineWeights, Matrix, Vector};
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -36,7 +37,7 @@ impl Memory {
 impl EngineWeights for Memory {
     fn copy_rows(&self, matrix: Matrix, first: usize, rows: usize, out: &mut [u8]) {
         let (bytes, cols) = self.bytes(matrix);
-        out.copy_from_slice(&bytes[2 * first * cols..2 * (first + rows) * cols]);
+        copy_side_by_side(&bytes[2 * first * cols..2 * (first + rows) * cols], out);
     }
 
     fn copy_columns(&self, matrix: Matrix, row: usize, first: usize, columns: usize, out: &mut [u8]) {

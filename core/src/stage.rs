@@ -125,9 +125,14 @@ impl HiddenRows {
 
     /// Makes it `rows` × `width`; contents are zero.
     pub fn reset(&mut self, rows: usize, width: usize) {
+        self.data.clear();
+        self.reshape(rows, width);
+    }
+
+    /// Makes it `rows` × `width`; contents are whatever was there before, or zero. For a caller that writes every element.
+    pub fn reshape(&mut self, rows: usize, width: usize) {
         self.rows = rows;
         self.width = width;
-        self.data.clear();
         self.data.resize(rows * width, 0.0);
     }
 

@@ -8,4 +8,5 @@ pub mod golden;
 pub mod kit;
 pub mod models;
 pub mod parity;
+pub mod process;
 pub mod served;

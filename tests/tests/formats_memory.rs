@@ -4,15 +4,13 @@
 use npuhal_models::{ModelSource, WeightType};
 use npuhal_tests::kit::hub::HubDirectory;
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
+use npuhal_tests::process::peak_address_space_bytes;
 use serde_json::{Value, json};
 
 const LIMIT_KIB: u64 = 192 * 1024;
 
-/// Largest size of the address space so far, which counts reservations that were never touched.
 fn peak_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    peak_address_space_bytes(std::process::id()).unwrap() >> 10
 }
 
 #[test]

@@ -22,12 +22,12 @@ use npuhal_registry::{
     SpeedClass,
 };
 use npuhal_tests::kit::gguf::{GgufFile, GgufTensor, type_id};
+use npuhal_tests::kit::kernels::{lane_kernels, write_kernels};
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
 use npuhal_tests::kit::random::Random;
-use npuhal_virtual::design::qwen3;
-use npuhal_virtual::{Profile, VirtualDevice, VirtualSpec, kit};
+use npuhal_virtual::{Profile, VirtualDevice, VirtualSpec};
 use npuhal_xdna2::dimensions::Dimensions;
-use npuhal_xdna2::kernels::{KernelFiles, KernelTarget, MARK_FILE};
+use npuhal_xdna2::kernels::KernelFiles;
 use npuhal_xdna2::lane::{Lane, LaneOptions};
 use npuhal_xdna2::route::LaneRoute;
 use npuhal_xdna2::source::PackedModel;
@@ -68,7 +68,7 @@ struct Scene {
 impl Scene {
     fn new(spec: &ModelSpec) -> Self {
         let scene = Self::without_kernels(spec);
-        write_kernels(&scene.packed.join("npu"), &ModelSource::open(&scene.packed).unwrap(), true);
+        write_kernels(&scene.packed.join("npu"), &lane_kernels(scene.model().config(), POSITIONS));
         scene
     }
 
@@ -92,26 +92,6 @@ impl Scene {
         let options = ExactOptions::new(POSITIONS, NonZeroUsize::MIN);
         let segment = ExactSegment::open(&model, SegmentSpan::whole(model.config()), options).unwrap();
         Pipeline::new(vec![Box::new(segment)], model.config().layers).unwrap()
-    }
-}
-
-fn write_kernels(folder: &Path, model: &ModelSource, with_mark: bool) {
-    let config = model.config();
-    let dimensions = qwen3::Dimensions {
-        hidden: config.hidden_size,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        intermediate: config.intermediate_size,
-        vocab: config.vocab_size,
-        norm_epsilon: config.rms_norm_eps,
-    };
-    let written = kit::qwen3(&dimensions, POSITIONS).unwrap();
-    fs::create_dir_all(folder).unwrap();
-    for (name, contents) in written.files() {
-        fs::write(folder.join(name), contents).unwrap();
-    }
-    if with_mark {
-        fs::write(folder.join(MARK_FILE), KernelTarget::mark(&written.image, "a test")).unwrap();
     }
 }
 
@@ -683,7 +663,9 @@ fn it_declines_kernels_that_do_not_fit_with_the_reason() {
     let npu5 = DeviceCard { id: "npu5".to_owned(), is_virtual: false, ..devices[0].clone() };
     assert_unavailable(&declined(&scene.model(), std::slice::from_ref(&npu5), &options), "do nothing on hardware");
     let compiled = scene.folder.path().join("compiled");
-    write_kernels(&compiled, &scene.model(), false);
+    // The mark is the last file.
+    let files = lane_kernels(scene.model().config(), POSITIONS);
+    write_kernels(&compiled, &files[..files.len() - 1]);
     let options = named(&compiled, &options);
     assert_says(&declined(&scene.model(), &devices, &options), "executes no compiled code");
     let Fitness::Serves(service) = LaneRoute.fitness(&scene.model(), &[npu5], &options) else { panic!("npu5") };

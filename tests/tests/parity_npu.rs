@@ -12,14 +12,12 @@ use npuhal_models::q4nx::{PackOptions, Q4nxFile, pack};
 use npuhal_models::{ModelSource, WeightType, vocabulary::Vocabulary};
 use npuhal_registry::parity::Divergence;
 use npuhal_registry::{DeviceFactory, DeviceUri, Origin, Registry, Tolerance, Unavailable};
+use npuhal_tests::kit::kernels::{lane_kernels, write_kernels, xdna1_kernels};
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
 use npuhal_tests::kit::package::SmallPackage;
 use npuhal_tests::models::left_to_soak;
 use npuhal_tests::parity::{ParitySubject, open, report, run, write};
-use npuhal_virtual::design::qwen3;
-use npuhal_virtual::kit::{self, Xdna1Kit, Xdna1Model};
 use npuhal_virtual::{SpecError, VirtualDevice, VirtualSpec};
-use npuhal_xdna2::kernels::{KernelTarget, MARK_FILE};
 use sha2::{Digest as _, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,19 +91,7 @@ fn package(path: &Path) -> ModelSource {
 
 fn small_package(folder: &Path, name: &str, small: SmallPackage) -> PathBuf {
     let path = small.write(folder, name, &[]);
-    let shape = small.shape();
-    let model = Xdna1Model {
-        hidden: shape.hidden_size,
-        intermediate: shape.intermediate_size,
-        heads: shape.heads,
-        kv_heads: shape.kv_heads,
-        layers: shape.layers,
-        vocab: shape.vocab_size,
-    };
-    fs::create_dir(path.join("npu")).unwrap();
-    for (name, contents) in Xdna1Kit::complete(&model).unwrap().files {
-        fs::write(path.join("npu").join(name), contents).unwrap();
-    }
+    write_kernels(&path.join("npu"), &xdna1_kernels(small.shape()));
     path
 }
 
@@ -123,21 +109,7 @@ fn packed(folder: &Path) -> PathBuf {
     spec.build().write(&gguf).unwrap();
     pack(&gguf, &path, &PackOptions::default(), &Control::new(), &mut |_| {}).unwrap();
     let model = ModelSource::open(&path).unwrap();
-    let config = model.config();
-    let dimensions = qwen3::Dimensions {
-        hidden: config.hidden_size,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        intermediate: config.intermediate_size,
-        vocab: config.vocab_size,
-        norm_epsilon: config.rms_norm_eps,
-    };
-    let kernels = kit::qwen3(&dimensions, 64).unwrap();
-    fs::create_dir(path.join("npu")).unwrap();
-    for (name, contents) in kernels.files() {
-        fs::write(path.join("npu").join(name), contents).unwrap();
-    }
-    fs::write(path.join("npu").join(MARK_FILE), KernelTarget::mark(&kernels.image, "a test")).unwrap();
+    write_kernels(&path.join("npu"), &lane_kernels(model.config(), 64));
     path
 }
 

@@ -9,16 +9,17 @@ use npuhal_core::stage::{
     Control, HiddenRows, Row, Segment, SegmentCapacity, SequenceId, Session, Stepper, Takes, Tap, TapSink, Want, Yields,
 };
 use npuhal_cpu::route::CpuRoute;
-use npuhal_models::package::{Family, Package};
+use npuhal_models::package::{Family, Package, Shape};
 use npuhal_models::source::Format;
 use npuhal_models::{ModelSource, vocabulary::Vocabulary};
 use npuhal_registry::{
     Decline, DeviceUri, Fitness, Host, NpuLayers, Numerics, OpenRequest, Options, Route, RouteError, SegmentRequest,
     SegmentSpan, Service,
 };
+use npuhal_tests::kit::kernels::{write_kernels, xdna1_kernels};
 use npuhal_tests::kit::package::SmallPackage;
 use npuhal_tests::models::left_to_soak;
-use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
+use npuhal_tests::process::resident_bytes;
 use npuhal_virtual::{RunFault, VirtualDevice, VirtualSpec};
 use npuhal_xdna1::kit::{KIT_FILE, KIT_FOLDER, KitManifest, KitOrigin};
 use npuhal_xdna1::route::Xdna1Route;
@@ -53,18 +54,17 @@ fn model(path: &Path) -> ModelSource {
 
 fn write_kit(folder: &Path, model: &ModelSource) {
     let config = model.config();
-    let sizes = Xdna1Model {
-        hidden: config.hidden_size,
-        intermediate: config.intermediate_size,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        layers: config.layers,
-        vocab: config.vocab_size,
-    };
-    fs::create_dir_all(folder).unwrap();
-    for (name, contents) in Xdna1Kit::complete(&sizes).unwrap().files {
-        fs::write(folder.join(name), contents).unwrap();
-    }
+    write_kernels(
+        folder,
+        &xdna1_kernels(Shape {
+            hidden_size: config.hidden_size,
+            intermediate_size: config.intermediate_size,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            layers: config.layers,
+            vocab_size: config.vocab_size,
+        }),
+    );
 }
 
 /// A virtual NPU and the CPU, and what crosses between them.
@@ -524,15 +524,8 @@ fn models_are_switched_and_lost_runs_survived() {
         }
         assert_eq!(logits(&mut *stepper, &TOKENS), wanted[round % 2], "round {round}");
         drop(stepper);
-        resident.push(resident_bytes());
+        resident.push(resident_bytes(std::process::id()).unwrap());
     }
     let (early, late) = (resident[ROUNDS / 5], resident[ROUNDS - 1]);
     assert!(late <= early + (32 << 20), "memory grows: {early} bytes after {} rounds, {late} at the end", ROUNDS / 5);
-}
-
-/// Resident memory of this process.
-fn resident_bytes() -> usize {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
 }

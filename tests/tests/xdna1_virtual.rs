@@ -10,20 +10,19 @@ use npuhal_core::device::Device;
 use npuhal_core::stage::{Control, HiddenRows, Row, Segment, SequenceId, Tap, TapSink, Want};
 use npuhal_cpu::exact::{ExactOptions, ExactSegment};
 use npuhal_cpu::twin::{Lane, TwinOptions, TwinSegment};
-use npuhal_models::package::{ConvertRequest, Family, Identity, OpenOptions, Package, Shape, convert};
+use npuhal_models::package::{ConvertRequest, Family, Identity, OpenOptions, Package, convert};
 use npuhal_models::vocabulary::Vocabulary;
 use npuhal_models::{ModelSource, Specials, Tokenizer};
 use npuhal_registry::SegmentSpan;
+use npuhal_tests::kit::kernels::{write_kernels, xdna1_kernels};
 use npuhal_tests::kit::package::SmallPackage;
 use npuhal_tests::models::left_to_soak;
-use npuhal_virtual::kit::{Xdna1Kit, Xdna1Model};
 use npuhal_virtual::{VirtualDevice, VirtualSpec};
 use npuhal_xdna1::PackageWeights;
 use npuhal_xdna1::chunk::ChunkFormat;
 use npuhal_xdna1::kit::Kit;
 use npuhal_xdna1::segment::{ChunkPlan, Chunked, Engine, SegmentOptions, VIRTUAL_DISPATCH_TIMEOUT};
 use std::collections::BTreeMap;
-use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -95,14 +94,8 @@ impl Bench {
     fn of(folder: TempDir, target: &Path) -> Self {
         let options = OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
         let package = Package::open(target, options).unwrap();
-        let Shape { hidden_size: hidden, intermediate_size: intermediate, heads, kv_heads, layers, vocab_size: vocab } =
-            package.metadata().shape;
-        let sizes = Xdna1Model { hidden, intermediate, heads, kv_heads, layers, vocab };
         let npu = target.join("npu");
-        fs::create_dir(&npu).unwrap();
-        for (name, contents) in Xdna1Kit::complete(&sizes).unwrap().files {
-            fs::write(npu.join(name), contents).unwrap();
-        }
+        write_kernels(&npu, &xdna1_kernels(package.metadata().shape));
         let hardware = VirtualDevice::new(&VirtualSpec::new(Silicon::Npu1));
         let device: Arc<dyn Device> = Arc::new(NpuDevice::open(hardware.connect(), &hardware.identity()).unwrap());
         let theta = package.metadata().rope_theta;

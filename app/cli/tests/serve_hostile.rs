@@ -4,8 +4,9 @@
 mod common;
 
 use common::Home;
-use common::server::{CHAT, HANG_GUARD, Server, TEXT, chat, resident_bytes, serve, with};
+use common::server::{CHAT, HANG_GUARD, Server, TEXT, chat, serve, with};
 use npuhal_tests::kit::random::Random;
+use npuhal_tests::process::resident_bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

@@ -4,10 +4,10 @@ mod common;
 
 use common::Home;
 use common::server::{
-    Answer, CHAT, Frozen, HANG_GUARD, Response, Server, TEXT, begin_stream, chat, post_head, resident_bytes, serve,
-    serve_slowly,
+    Answer, CHAT, Frozen, HANG_GUARD, Response, Server, TEXT, begin_stream, chat, post_head, serve, serve_slowly,
 };
 use npuhal_tests::kit::scripted::Script;
+use npuhal_tests::process::resident_bytes;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};

@@ -7,9 +7,10 @@
 mod common;
 
 use common::Home;
-use common::server::{CHAT, Server, TEXT, post_head, resident_bytes, with};
+use common::server::{CHAT, Server, TEXT, post_head, with};
 use npuhal_tests::kit::random::Random;
 use npuhal_tests::models::left_to_soak;
+use npuhal_tests::process::resident_bytes;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::io::{Write as _, stderr};

@@ -228,6 +228,19 @@ pub trait Mapping: Send + Sync + fmt::Debug {
     /// [`OutOfMapping`].
     fn write(&self, at_bytes: u64, src: &[u8]) -> Result<(), OutOfMapping>;
 
+    /// Copies `parts` of `image` into the host's view, where `image` lies at `at_bytes`; the rest of it is not touched.
+    ///
+    /// # Errors
+    /// [`OutOfMapping`]; parts before the one that does not fit are written.
+    fn write_parts(&self, at_bytes: u64, image: &[u8], parts: &[Range<usize>]) -> Result<(), OutOfMapping> {
+        parts.iter().try_for_each(|part| {
+            let at_bytes = at_bytes.saturating_add(part.start as u64);
+            let (len_bytes, size_bytes) = (part.len() as u64, self.len_bytes());
+            let src = image.get(part.clone()).ok_or(OutOfMapping { at_bytes, len_bytes, size_bytes })?;
+            self.write(at_bytes, src)
+        })
+    }
+
     /// Lets `fill` read and write `range` of the host's view in place. The whole range counts as written.
     ///
     /// # Errors

@@ -118,6 +118,20 @@ impl Mapping for MappedPages {
         Ok(())
     }
 
+    fn write_parts(&self, at_bytes: u64, image: &[u8], parts: &[Range<usize>]) -> Result<(), OutOfMapping> {
+        let _access = self.lock();
+        for part in parts {
+            let (at_bytes, len_bytes) = (at_bytes.saturating_add(part.start as u64), part.len() as u64);
+            let to = self.at(at_bytes, len_bytes)?;
+            let size_bytes = self.len_bytes as u64;
+            let src = image.get(part.clone()).ok_or(OutOfMapping { at_bytes, len_bytes, size_bytes })?;
+            // SAFETY: `to` is good for `src.len()` bytes; no safe slice of the mapping exists outside `fill`, which holds the
+            // lock.
+            unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
+        }
+        Ok(())
+    }
+
     fn fill(&self, range: Range<u64>, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), OutOfMapping> {
         let len = range.end.saturating_sub(range.start);
         let start = self.at(range.start, len)?;
@@ -258,6 +272,14 @@ mod tests {
         pages.read(4090, &mut back).unwrap();
         assert_eq!(back, [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(pages.load_u32(4092).unwrap(), 0x0605_0403);
+        let image: Vec<u8> = (0..20).collect();
+        pages.write_parts(100, &image, &[2..4, 10..11]).unwrap();
+        let mut back = [9; 10];
+        pages.read(101, &mut back).unwrap();
+        assert_eq!(back, [0, 2, 3, 0, 0, 0, 0, 0, 0, 10]);
+        for (at_bytes, parts) in [(8190, 0..4), (0, 18..22), (u64::MAX, 0..1)] {
+            assert!(pages.write_parts(at_bytes, &image, &[parts]).is_err(), "{at_bytes}");
+        }
         pages.store_u32(4092, 9).unwrap();
         pages.fill(4088..4096, &mut |bytes| assert_eq!(bytes, [0, 0, 1, 2, 9, 0, 0, 0])).unwrap();
 

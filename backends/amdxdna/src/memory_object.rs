@@ -89,6 +89,20 @@ impl MemoryObject {
         self.each_part(at_bytes, src.len() as u64, &mut |mapping, at, part| mapping.write(at, &src[part]))
     }
 
+    /// Copies `parts` of `image` to their places, the image being that of the whole object; the caller flushes.
+    pub(crate) fn store_parts(&self, image: &[u8], parts: &[Range<usize>]) -> Result<(), OutOfMapping> {
+        self.each_part(0, image.len() as u64, &mut |mapping, at, piece| {
+            if piece.len() == image.len() {
+                return mapping.write_parts(at, image, parts);
+            }
+            let inside = parts.iter().map(|part| part.start.max(piece.start)..part.end.min(piece.end));
+            inside.filter(|part| !part.is_empty()).try_for_each(|part| {
+                let at = at + (part.start - piece.start) as u64;
+                mapping.write(at, &image[part])
+            })
+        })
+    }
+
     /// Copies from the host's view; the caller has invalidated.
     pub(crate) fn load(&self, at_bytes: u64, dst: &mut [u8]) -> Result<(), OutOfMapping> {
         self.each_part(at_bytes, dst.len() as u64, &mut |mapping, at, part| mapping.read(at, &mut dst[part]))

@@ -19,6 +19,8 @@ const STATE_MASK: u32 = 0xF;
 const EXTRA_MASKS_SHIFT: u32 = 10;
 const COUNT_SHIFT: u32 = 12;
 const COUNT_MAX: usize = 0x7FF;
+/// Room for the words of most packets.
+const TYPICAL_WORDS: usize = 32;
 const OPCODE_SHIFT: u32 = 23;
 const TYPE_CU: u32 = 3 << 28;
 const CHAIN_FIXED_WORDS: usize = 6;
@@ -240,7 +242,8 @@ impl Packet {
 
     /// Room for the header, then the mask words that name the compute unit (one empty word for none).
     fn masked(opcode: Opcode, unit: Option<u32>) -> Self {
-        let mut words = vec![0; 2 + unit.map_or(0, |unit| unit as usize / 32)];
+        let mut words = Vec::with_capacity(TYPICAL_WORDS);
+        words.resize(2 + unit.map_or(0, |unit| unit as usize / 32), 0);
         if let (Some(unit), Some(mask)) = (unit, words.last_mut()) {
             *mask = 1 << (unit % 32);
         }
@@ -260,7 +263,7 @@ impl Packet {
         }
         self.words[0] |=
             kind | ((self.opcode as u32) << OPCODE_SHIFT) | ((count as u32) << COUNT_SHIFT) | CommandState::New as u32;
-        self.body = self.words[1..].iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.body = self.words[1..].iter().map(|word| word.to_le_bytes()).collect::<Vec<_>>().into_flattened();
         Ok(self)
     }
 }

@@ -48,7 +48,7 @@ fn join(ranges: &mut Vec<Range<usize>>, next: Range<usize>) {
 /// The cache lines that ascending `ranges` touch, clipped to `len`, neighbours joined.
 pub(crate) fn lines(ranges: &[Range<usize>], len: usize) -> Vec<Range<u64>> {
     let line = CACHE_LINE_BYTES;
-    let mut lines: Vec<Range<u64>> = Vec::new();
+    let mut lines: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {
         let start = range.start as u64 / line * line;
         let end = (range.end as u64).next_multiple_of(line).min(len as u64);

@@ -5,7 +5,7 @@
 
 use crate::format::reloc::PatchTable;
 use crate::packet::Opcode;
-use npuhal_core::device::{ArgKind, ArgSpec, LengthUnit};
+use npuhal_core::device::{ArgSpec, LengthUnit};
 use std::sync::Arc;
 
 /// A loaded kernel.
@@ -148,8 +148,7 @@ impl KernelProgram {
 
     /// Whether runs of both take the same arguments.
     pub(crate) fn same_signature(&self, other: &Self) -> bool {
-        let kinds = |program: &Self| program.signature.iter().map(|arg| arg.kind).collect::<Vec<ArgKind>>();
-        kinds(self) == kinds(other)
+        self.signature.iter().map(|arg| &arg.kind).eq(other.signature.iter().map(|arg| &arg.kind))
     }
 }
 

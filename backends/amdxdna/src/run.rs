@@ -15,6 +15,9 @@ use npuhal_core::device::{Arg, ArgKind, ArgSpec};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Room for the places that change from one context length to the next.
+const TYPICAL_CHANGES: usize = 32;
+
 /// One run.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -238,7 +241,7 @@ impl Binding<'_> {
         let values = values.collect::<Result<Vec<_>, _>>()?;
         let bad = |error: RelocError| self.bad_program(&error.to_string());
         if let Some(old) = old.filter(|_| image.len() == section.template.len()) {
-            let mut ranges = Vec::new();
+            let mut ranges = Vec::with_capacity(TYPICAL_CHANGES);
             if Arc::ptr_eq(&old.template, &section.template) {
                 section.table.apply(&values, &mut image, &mut ranges).map_err(bad)?;
                 return Ok(Contents::new(image, values, &ranges));
@@ -380,9 +383,7 @@ fn update(object: &MemoryObject, image: &[u8], ranges: &[Range<usize>]) -> Resul
     if ranges.is_empty() {
         return Ok(());
     }
-    for range in ranges {
-        object.store(range.start as u64, &image[range.clone()]).map_err(|error| object.out_of_range(error))?;
-    }
+    object.store_parts(image, ranges).map_err(|error| object.out_of_range(error))?;
     let lines = patch::lines(ranges, image.len());
     object.flush(&lines).map_err(|error| object.out_of_range(error))?;
     let written_bytes = ranges.iter().map(|range| range.len() as u64).sum();

@@ -165,7 +165,9 @@ impl Runlist for NpuRunlist {
         let kernel = self.own("rebind", kernel)?;
         let core = Arc::clone(&self.core);
         let run = self.run_mut("rebind", run)?;
-        let shape = |run: &Run| (run.opcode(), run.packet().words().len(), handles(run.objects()));
+        // The same objects in another order count as others: that only costs a new plan.
+        let objects = |run: &Run| run.objects().map(|object| object.handle()).collect::<Vec<_>>();
+        let shape = |run: &Run| (run.opcode(), run.packet().words().len(), objects(run));
         let before = shape(run);
         run.rebind(&core, kernel)?;
         if before != shape(run) {

@@ -329,6 +329,19 @@ impl Mapping for VirtualMapping {
         Ok(())
     }
 
+    fn write_parts(&self, at_bytes: u64, image: &[u8], parts: &[Range<usize>]) -> Result<(), OutOfMapping> {
+        let mut lines = self.lines();
+        for part in parts {
+            let (at_bytes, len_bytes) = (at_bytes.saturating_add(part.start as u64), part.len() as u64);
+            let range = self.memory.check(at_bytes, len_bytes)?;
+            let size_bytes = self.memory.len_bytes;
+            let src = image.get(part.clone()).ok_or(OutOfMapping { at_bytes, len_bytes, size_bytes })?;
+            lines.host[range.clone()].copy_from_slice(src);
+            lines.mark_dirty(range);
+        }
+        Ok(())
+    }
+
     fn fill(&self, range: Range<u64>, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), OutOfMapping> {
         let range = self.memory.check(range.start, range.end.saturating_sub(range.start))?;
         let mut lines = self.lines();
@@ -357,7 +370,9 @@ impl Mapping for VirtualMapping {
             let detail = format!("ranges of a flush overlap or are not ascending: {ranges:?}");
             self.memory.log.push(Diagnosis::new(DiagnosisKind::Misuse, detail));
         }
-        ranges.iter().try_for_each(|range| self.memory.flush(range.clone()))
+        let mut lines = self.lines();
+        ranges.iter().for_each(|range| lines.clean(range.start as usize..range.end as usize));
+        Ok(())
     }
 
     fn invalidate(&self, range: Range<u64>) -> Result<(), OutOfMapping> {

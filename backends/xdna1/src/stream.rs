@@ -14,9 +14,6 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Blocks a thread packs before it takes more.
-const RUN_BLOCKS: usize = 64;
-
 /// The weight streams of an engine over some number of layers.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineStream<'w, W> {
@@ -60,8 +57,10 @@ impl<'w, W: EngineWeights> EngineStream<'w, W> {
         for tile in 0..GEMV_TILES {
             let (stream, later) = rest.split_at_mut(self.layout.tile_bytes(self.layers, tile));
             rest = later;
-            let pieces = stream.chunks_mut(RUN_BLOCKS * self.layout.block_bytes()).enumerate();
-            runs.extend(pieces.map(|(index, piece)| (tile, index * RUN_BLOCKS, piece)));
+            // As many blocks as a layer has: what lies together in a matrix stays together.
+            let blocks = self.layout.layer_blocks(tile);
+            let pieces = stream.chunks_mut(blocks * self.layout.block_bytes()).enumerate();
+            runs.extend(pieces.map(|(index, piece)| (tile, index * blocks, piece)));
         }
         for_each(runs, threads, |(tile, first, piece)| self.fill(tile, first, piece));
         Ok(())
@@ -85,38 +84,45 @@ impl<'w, W: EngineWeights> EngineStream<'w, W> {
         Ok(())
     }
 
-    fn fill(&self, tile: usize, first: usize, out: &mut [u8]) {
-        for (index, block) in out.chunks_exact_mut(self.layout.block_bytes()).enumerate() {
-            self.block(tile, first + index, block);
+    fn fill(&self, tile: usize, first: usize, mut out: &mut [u8]) {
+        let mut number = first;
+        while !out.is_empty() {
+            let blocks = self.next_blocks(tile, number, out);
+            out = &mut out[blocks * self.layout.block_bytes()..];
+            number += blocks;
         }
     }
 
-    fn block(&self, tile: usize, number: usize, out: &mut [u8]) {
+    /// Packs block `number`, and with it those behind it that go on in the same rows, as far as `out` reaches: long copies are
+    /// faster than short ones. How many blocks that were.
+    fn next_blocks(&self, tile: usize, number: usize, out: &mut [u8]) -> usize {
         let layout = &self.layout;
         let (layer, mut at) = (number / layout.layer_blocks(tile), number % layout.layer_blocks(tile));
         if layer >= self.layers {
             return self.tail(tile, number - self.layers * layout.layer_blocks(tile), out);
         }
-        for part in [Part::Params, Part::Qkv, Part::OProj, Part::Mlp, Part::Down] {
+        for part in [Part::Params, Part::Qkv, Part::OProj, Part::Mlp] {
             let blocks = layout.part_blocks(part, tile);
             if at < blocks {
                 return self.part(part, tile, layer, at, out);
             }
             at -= blocks;
         }
+        self.part(Part::Down, tile, layer, at, out)
     }
 
-    fn part(&self, part: Part, tile: usize, layer: usize, at: usize, out: &mut [u8]) {
+    fn part(&self, part: Part, tile: usize, layer: usize, at: usize, out: &mut [u8]) -> usize {
         let rows = self.layout.block_rows;
+        let left = self.layout.part_blocks(part, tile) - at;
         match part {
-            Part::Params => self.params(tile, layer, out),
+            Part::Params => self.single(out, |out| self.params(tile, layer, out)),
             Part::Qkv => {
                 let first = self.layout.qkv_share(tile).start + at * rows;
-                self.weights.copy_rows(Matrix::Qkv(layer), first, rows, out);
+                self.rows(Matrix::Qkv(layer), first, rows, left, out)
             }
             Part::OProj => {
                 let first = self.layout.out_share(tile).start + at * rows;
-                self.weights.copy_rows(Matrix::OProj(layer), first, rows, out);
+                self.rows(Matrix::OProj(layer), first, rows, left, out)
             }
             Part::Mlp => {
                 // A group is its gate rows, then its up rows.
@@ -124,10 +130,25 @@ impl<'w, W: EngineWeights> EngineStream<'w, W> {
                 let (group, block) = (at / (2 * half), at % (2 * half));
                 let up = if block < half { 0 } else { self.layout.shape().intermediate_size };
                 let start = self.layout.mlp_share(tile).start + group * MLP_GROUP_ROWS;
-                self.weights.copy_rows(Matrix::GateUp(layer), up + start + block % half * rows, rows, out);
+                let first = up + start + block % half * rows;
+                self.rows(Matrix::GateUp(layer), first, rows, half - block % half, out)
             }
-            Part::Down => self.down(tile, layer, at, out),
+            Part::Down => self.down(tile, layer, at, left, out),
         }
+    }
+
+    /// Copies rows from `first` on: `rows` a block, at most `blocks` blocks, as many as `out` has room for. How many blocks.
+    fn rows(&self, matrix: Matrix, first: usize, rows: usize, blocks: usize, out: &mut [u8]) -> usize {
+        let block_bytes = self.layout.block_bytes();
+        let blocks = blocks.min(out.len() / block_bytes);
+        self.weights.copy_rows(matrix, first, blocks * rows, &mut out[..blocks * block_bytes]);
+        blocks
+    }
+
+    /// Packs one block.
+    fn single(&self, out: &mut [u8], pack: impl FnOnce(&mut [u8])) -> usize {
+        pack(&mut out[..self.layout.block_bytes()]);
+        1
     }
 
     /// Gammas; in the Qwen engine also this tile's biases as f32.
@@ -148,15 +169,15 @@ impl<'w, W: EngineWeights> EngineStream<'w, W> {
         }
     }
 
-    fn down(&self, tile: usize, layer: usize, at: usize, out: &mut [u8]) {
+    fn down(&self, tile: usize, layer: usize, at: usize, left: usize, out: &mut [u8]) -> usize {
         let start = self.layout.out_share(tile).start;
         match self.layout.family {
             Family::Llama => {
                 let first = start + at * SMOLLM_DOWN_ROWS;
-                self.weights.copy_rows(Matrix::Down(layer), first, SMOLLM_DOWN_ROWS, out);
+                self.rows(Matrix::Down(layer), first, SMOLLM_DOWN_ROWS, left, out)
             }
             // For each group of rows one block a tile: the columns of that tile's part of the feed-forward vector.
-            Family::Qwen2 => {
+            Family::Qwen2 => self.single(out, |out| {
                 let (group, chunk) = (at / GEMV_TILES, at % GEMV_TILES);
                 let columns = self.layout.mlp_share(chunk);
                 let first = start + group * self.layout.block_rows;
@@ -165,20 +186,22 @@ impl<'w, W: EngineWeights> EngineStream<'w, W> {
                     self.weights.copy_columns(Matrix::Down(layer), first + index, columns.start, columns.rows, filled);
                     zeros.fill(0);
                 }
-            }
+            }),
         }
     }
 
     /// The final norm (in every stream, used by tile 0), then rows of the LM head.
-    fn tail(&self, tile: usize, at: usize, out: &mut [u8]) {
+    fn tail(&self, tile: usize, at: usize, out: &mut [u8]) -> usize {
         if at == 0 {
-            let (gamma, zeros) = out.split_at_mut(self.layout.shape().hidden_size * BF16_BYTES);
-            self.weights.copy_gamma(Vector::FinalNorm, gamma);
-            zeros.fill(0);
-        } else {
-            let first = self.layout.head_share(tile).start + (at - 1) * self.layout.block_rows;
-            self.weights.copy_rows(Matrix::Head, first, self.layout.block_rows, out);
+            return self.single(out, |out| {
+                let (gamma, zeros) = out.split_at_mut(self.layout.shape().hidden_size * BF16_BYTES);
+                self.weights.copy_gamma(Vector::FinalNorm, gamma);
+                zeros.fill(0);
+            });
         }
+        let rows = self.layout.block_rows;
+        let first = self.layout.head_share(tile).start + (at - 1) * rows;
+        self.rows(Matrix::Head, first, rows, self.layout.tail_blocks(tile) - at, out)
     }
 }
 

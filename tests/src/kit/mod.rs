@@ -4,6 +4,7 @@ pub mod dequantize;
 pub mod devices;
 pub mod gguf;
 pub mod hub;
+pub mod kernels;
 pub mod model;
 pub mod package;
 pub mod random;

@@ -16,12 +16,10 @@ use npuhal_models::vocabulary::Vocabulary;
 use npuhal_models::{ModelSource, WeightType};
 use npuhal_registry::{Origin, Prefer, Registry, Request, SelectionProblem, select};
 use npuhal_tests::kit::hub::HubDirectory;
+use npuhal_tests::kit::kernels::{lane_kernels, write_kernels, xdna1_kernels};
 use npuhal_tests::kit::model::{Architecture, ModelSpec, Weights};
 use npuhal_tests::kit::package::SmallPackage;
-use npuhal_virtual::design::qwen3;
-use npuhal_virtual::kit::{self, Xdna1Kit, Xdna1Model};
 use npuhal_xdna1::route::Xdna1Route;
-use npuhal_xdna2::kernels::{KernelTarget, MARK_FILE};
 use npuhal_xdna2::route::LaneRoute;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -273,16 +271,7 @@ fn models(folder: &Path) -> Vec<(&'static str, ModelSource)> {
 fn packages(folder: &Path) -> [ModelSource; 3] {
     let small = SmallPackage { family: Family::Llama, layers: 2, vocab_size: 64, seed: 3 };
     let path = small.write(folder, "package", &[]);
-    let shape = small.shape();
-    let model = Xdna1Model {
-        hidden: shape.hidden_size,
-        intermediate: shape.intermediate_size,
-        heads: shape.heads,
-        kv_heads: shape.kv_heads,
-        layers: shape.layers,
-        vocab: shape.vocab_size,
-    };
-    let files = Xdna1Kit::complete(&model).unwrap().files;
+    let files = xdna1_kernels(small.shape());
     let compiled: Vec<_> = files
         .iter()
         .map(|(name, contents)| match std::str::from_utf8(contents) {
@@ -295,8 +284,8 @@ fn packages(folder: &Path) -> [ModelSource; 3] {
         })
         .collect();
     let (with_compiled, without) = (twin_of(&path, "package-compiled"), twin_of(&path, "package-no-kit"));
-    write_npu(&path, &files);
-    write_npu(&with_compiled, &compiled);
+    write_kernels(&path.join("npu"), &files);
+    write_kernels(&with_compiled.join("npu"), &compiled);
     [path, with_compiled, without].map(|path| {
         let options = OpenOptions { verify: false, control: &Control::new(), progress: &mut |_, _| () };
         Package::open(&path, options).unwrap().model(Vocabulary::default()).unwrap()
@@ -307,23 +296,11 @@ fn packages(folder: &Path) -> [ModelSource; 3] {
 fn packed(folder: &Path, gguf: &Path) -> [ModelSource; 3] {
     let path = folder.join("q4nx");
     pack(gguf, &path, &PackOptions::default(), &Control::new(), &mut |_| {}).unwrap();
-    let model = ModelSource::open(&path).unwrap();
-    let config = model.config();
-    let dimensions = qwen3::Dimensions {
-        hidden: config.hidden_size,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        intermediate: config.intermediate_size,
-        vocab: config.vocab_size,
-        norm_epsilon: config.rms_norm_eps,
-    };
-    let kernels = kit::qwen3(&dimensions, LANE_POSITIONS).unwrap();
-    let mut files: Vec<(String, Vec<u8>)> =
-        kernels.files().into_iter().map(|(name, contents)| (name.to_owned(), contents.to_vec())).collect();
+    let files = lane_kernels(ModelSource::open(&path).unwrap().config(), LANE_POSITIONS);
     let (compiled, without) = (twin_of(&path, "q4nx-compiled"), twin_of(&path, "q4nx-no-npu"));
-    write_npu(&compiled, &files);
-    files.push((MARK_FILE.to_owned(), KernelTarget::mark(&kernels.image, "a test").into_bytes()));
-    write_npu(&path, &files);
+    write_kernels(&path.join("npu"), &files);
+    // The mark is the last file.
+    write_kernels(&compiled.join("npu"), &files[..files.len() - 1]);
     [path, compiled, without].map(|path| ModelSource::open(&path).unwrap())
 }
 
@@ -335,12 +312,4 @@ fn twin_of(path: &Path, name: &str) -> PathBuf {
         fs::hard_link(file.path(), twin.join(file.file_name())).unwrap();
     }
     twin
-}
-
-fn write_npu(model: &Path, files: &[(String, Vec<u8>)]) {
-    let npu = model.join("npu");
-    fs::create_dir(&npu).unwrap();
-    for (name, contents) in files {
-        fs::write(npu.join(name), contents).unwrap();
-    }
 }

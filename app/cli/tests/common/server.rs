@@ -163,13 +163,6 @@ pub(crate) fn signal(process: u32, signal: rustix::process::Signal) {
     rustix::process::kill_process(process, signal).unwrap();
 }
 
-/// Resident memory of a process, in bytes; `None` where it has ended.
-pub(crate) fn resident_bytes(process: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10)
-}
-
 fn address(log: &mut impl BufRead, said: &mut String) -> SocketAddr {
     loop {
         let start = said.len();

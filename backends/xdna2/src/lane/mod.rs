@@ -37,6 +37,9 @@ const RUN_TIMEOUT: Duration = Duration::from_millis(5000);
 /// Two NaNs of bf16.
 const POISON: [u8; 4] = [0xff; 4];
 
+/// Logits that are read at once: so many stay in the first cache until they are widened. Whole cache lines.
+const LOGITS_AT_ONCE: usize = 4096;
+
 /// More threads than this only wait for memory.
 const PACKING_THREADS_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 
@@ -293,26 +296,39 @@ impl Lane {
 
     /// Reads the logits into `logits`, where a caller wants them, and shows them to the observer.
     fn read_logits(&mut self, row: Row, logits: Option<&mut [f32]>) -> Result<(), RunError> {
-        self.bytes.resize(self.dimensions.logits_bytes(), 0);
-        self.buffers.logits.read(0, &mut self.bytes)?;
-        let is_missing =
-            |at_bytes: &&u64| self.bytes.get(**at_bytes as usize..).is_some_and(|at| at.starts_with(&POISON));
-        if let Some(at_bytes) = self.kernels.logits_ends().iter().find(is_missing) {
-            let detail = format!("the logits of position {} never arrived at byte {at_bytes:#x}", row.position);
-            let error = RunError::Failed { run: None, state: "COMPLETED".to_owned(), detail };
-            (self.generation, self.lost) = (None, Some(error.to_string()));
-            return Err(error);
-        }
         let Some(logits) = logits else {
+            self.bytes.resize(self.dimensions.logits_bytes(), 0);
+            self.buffers.logits.read(0, &mut self.bytes)?;
+            self.check_arrived(0, row)?;
             self.show(Tap::Logits, row);
             return Ok(());
         };
         // Of a whole vocabulary: widened once, where they are wanted.
-        widen(&self.bytes, logits);
+        let mut at_bytes = 0;
+        for values in logits.chunks_mut(LOGITS_AT_ONCE) {
+            self.bytes.resize(2 * values.len(), 0);
+            self.buffers.logits.read(at_bytes, &mut self.bytes)?;
+            self.check_arrived(at_bytes, row)?;
+            widen(&self.bytes, values);
+            at_bytes += self.bytes.len() as u64;
+        }
         if let Some(sink) = &mut self.sink {
             sink.observe(Tap::Logits, row, logits);
         }
         Ok(())
+    }
+
+    /// Refuses logits in `self.bytes`, read from `at_bytes` on, that are what [`Self::poison_logits`] wrote.
+    fn check_arrived(&mut self, at_bytes: u64, row: Row) -> Result<(), RunError> {
+        let is_missing = |end: &&u64| {
+            let at = end.checked_sub(at_bytes).and_then(|offset| self.bytes.get(offset as usize..));
+            at.is_some_and(|at| at.starts_with(&POISON))
+        };
+        let Some(missing) = self.kernels.logits_ends().iter().find(is_missing) else { return Ok(()) };
+        let detail = format!("the logits of position {} never arrived at byte {missing:#x}", row.position);
+        let error = RunError::Failed { run: None, state: "COMPLETED".to_owned(), detail };
+        (self.generation, self.lost) = (None, Some(error.to_string()));
+        Err(error)
     }
 
     /// Widens `self.bytes` into `self.values`, and hands them to the observer.
@@ -370,7 +386,8 @@ impl Segment for Lane {
     ) -> Result<(), RunError> {
         control.check()?;
         self.admit(rows, want)?;
-        hidden.reset(want.count(rows.len()), self.dimensions.vocab);
+        // Every row there is gets its logits below.
+        hidden.reshape(want.count(rows.len()), self.dimensions.vocab);
         for (index, row) in rows.iter().enumerate() {
             let is_wanted = want.selects(index, rows.len());
             self.run(*row, if is_wanted { Runs::LayersAndHead } else { Runs::Layers })?;

@@ -3,6 +3,7 @@
 use super::{ElfError, StringTable, code};
 use crate::format::bytes::{align_up, array_at, slice_at, u16_at, u32_at};
 use std::borrow::Cow;
+use std::fmt;
 use std::io::Read as _;
 
 /// Bytes of the file header.
@@ -430,7 +431,7 @@ fn parse_sections(bytes: &[u8], at: u32, count: u16) -> Result<Vec<Section>, Elf
             ..Section::default()
         };
         if section.has_file_contents() {
-            let data = part(bytes, &format!("section {i}"), section.offset, section.size as usize)?;
+            let data = part(bytes, format_args!("section {i}"), section.offset, section.size as usize)?;
             total = total.saturating_add(data.len());
             if total > bytes.len() {
                 return Err(ElfError::Invalid {
@@ -462,12 +463,12 @@ fn name_sections(sections: &mut [Section], names_section: u16) -> Result<(), Elf
     Ok(())
 }
 
-fn part<'a>(bytes: &'a [u8], what: &str, at: u32, len: usize) -> Result<&'a [u8], ElfError> {
+fn part(bytes: &[u8], what: impl fmt::Display, at: u32, len: usize) -> Result<&[u8], ElfError> {
     if len == 0 {
         return Ok(&[]);
     }
     slice_at(bytes, at.into(), len as u64).ok_or_else(|| ElfError::OutOfFile {
-        what: what.to_owned(),
+        what: what.to_string(),
         at_bytes: at.into(),
         len_bytes: len as u64,
         file_bytes: bytes.len() as u64,

@@ -18,6 +18,9 @@ pub struct PatchSymbol {
     pub size: u32,
 }
 
+/// Bytes of two sections that are compared at once.
+const LINE_BYTES: usize = 64;
+
 /// A resolved place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Site {
@@ -179,14 +182,25 @@ impl PatchTable {
             return Err(RelocError::RaggedSection { section_bytes: wanted_bytes });
         }
         let mut words = Vec::new();
-        let (mut old_written, mut new_written) = (old.written.iter().peekable(), self.written.iter().peekable());
-        for at in (0..wanted_bytes as u32).step_by(4) {
-            let bits_of = |template: &[u8]| u32_at(template, at as usize).unwrap_or_default();
-            let (before, bits) = (bits_of(old_template), bits_of(new_template));
-            let old_mask = old_written.next_if(|(word, _)| *word == at).map_or(0, |(_, mask)| *mask);
-            let keep = new_written.next_if(|(word, _)| *word == at).map_or(0, |(_, mask)| *mask);
-            if (before ^ bits | old_mask) & !keep != 0 {
-                words.push(RebindWord { at, bits, keep });
+        let (mut old_written, mut new_written) = (old.written.as_slice(), self.written.as_slice());
+        let lines = old_template.chunks(LINE_BYTES).zip(new_template.chunks(LINE_BYTES));
+        for (number, (old_line, new_line)) in lines.enumerate() {
+            let start = (number * LINE_BYTES) as u32;
+            let old_masks = take_below(&mut old_written, start + LINE_BYTES as u32);
+            let new_masks = take_below(&mut new_written, start + LINE_BYTES as u32);
+            // So are most lines, and then there is nothing to rewrite.
+            if old_line == new_line && old_masks == new_masks {
+                continue;
+            }
+            let pairs = old_line.as_chunks().0.iter().zip(new_line.as_chunks().0);
+            for (at, (before, bits)) in (start..).step_by(4).zip(pairs) {
+                let mask_of =
+                    |masks: &[(u32, u32)]| masks.iter().find(|(word, _)| *word == at).map_or(0, |(_, mask)| *mask);
+                let (before, bits) = (u32::from_le_bytes(*before), u32::from_le_bytes(*bits));
+                let (old_mask, keep) = (mask_of(old_masks), mask_of(new_masks));
+                if (before ^ bits | old_mask) & !keep != 0 {
+                    words.push(RebindWord { at, bits, keep });
+                }
             }
         }
         let mut old_sites = old.sites.iter().peekable();
@@ -296,6 +310,14 @@ impl Site {
             }
         }
     }
+}
+
+/// Takes the words below byte `end` from the front of `written`.
+fn take_below<'w>(written: &mut &'w [(u32, u32)], end: u32) -> &'w [(u32, u32)] {
+    let count = written.iter().take_while(|(at, _)| *at < end).count();
+    let (below, rest) = written.split_at(count);
+    *written = rest;
+    below
 }
 
 /// Replaces the bits of `mask` in the word at byte `at`, and reports it if that changes the word.
