@@ -140,8 +140,9 @@ impl Tokens {
 }
 
 fn token(criterion: &mut Criterion) {
-    let devices: [(&str, fn() -> Box<dyn Device>); 2] =
-        [("no device", || Box::<NullDevice>::default()), (DRIVER, || virtual_driver(None))];
+    /// A name, and how its device is opened.
+    type Named = (&'static str, fn() -> Box<dyn Device>);
+    let devices: [Named; 2] = [("no device", || Box::<NullDevice>::default()), (DRIVER, || virtual_driver(None))];
     for (device_name, device) in devices {
         let mut tokens = Tokens::new(device());
         for (name, want) in KINDS {

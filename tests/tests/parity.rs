@@ -158,7 +158,10 @@ fn a_flipped_exponent_bit_is_located_by_another_arithmetic() {
             let tensor = format!("blk.{layer}.{matrix}.weight");
             let broken = damaged(&file, folder.path(), &tensor, 7);
             for target in ["cpu:fast", "cpu:xdna1-smollm", "cpu:xdna1-qwen", "cpu:xdna1-cpu"] {
-                let found = located(&sound, &broken, ["cpu:exact", target], None);
+                // What the lanes are held to on real models, with their large activations, is too wide for these.
+                let lane = Tolerance { cosine: 0.99, relative_error: 1.0, near_tie: 0.5 };
+                let tolerance = (target != "cpu:fast").then_some(lane);
+                let found = located(&sound, &broken, ["cpu:exact", target], tolerance);
                 let layer = layer as u32;
                 assert!(
                     found.is_some_and(|found| (layer..=layer + 1).contains(&found)),

@@ -62,7 +62,7 @@ fn placements_of_a_model_are_compared_with_their_proof() {
                 "--prompt",
                 "the",
                 "--positions",
-                "16",
+                "24",
                 "--format",
                 "json",
             ])

@@ -301,7 +301,8 @@ fn the_time_to_the_first_token_is_measured_on_the_virtual_npu() {
         let line: Value = serde_json::from_str(&said.out).unwrap();
         assert!(line["test"].as_str().unwrap().starts_with(test) && line["ms"].as_f64().unwrap() > 0.0, "{line}");
     }
-    let said = scene.run(&["bench", "-m", scene.packed(), "--ttft-text", &"hello ".repeat(200)]).with_code(2);
+    let (flag, long) = ("--ttft-text", "hello ".repeat(200));
+    let said = scene.run(&[["bench", "-m", scene.packed(), flag, &long].as_slice(), &NPU].concat()).with_code(2);
     assert!(said.err.contains("--ttft-text: ") && said.err.contains("the context has 256 positions"), "{}", said.err);
 }
 

@@ -105,9 +105,12 @@ macro_rules! kernel {
             let ahead = AHEAD_BYTES.div_ceil(chunk * block_bytes) * job.group_bytes;
             let mut room = MaybeUninit::<Room>::uninit();
             let room = room.as_mut_ptr();
-            // SAFETY: addresses of fields of the room.
-            let (sums, input, codes): (*mut f32, *mut u8, *mut u8) =
-                unsafe { ((&raw mut (*room).sums).cast(), (&raw mut (*room).input).cast(), (&raw mut (*room).codes).cast()) };
+            // SAFETY: the address of a field of the room.
+            let sums: *mut f32 = unsafe { (&raw mut (*room).sums).cast() };
+            // SAFETY: the same.
+            let input: *mut u8 = unsafe { (&raw mut (*room).input).cast() };
+            // SAFETY: the same.
+            let codes: *mut u8 = unsafe { (&raw mut (*room).codes).cast() };
             let (factors, factors_step) = $factors(job.weight_type, codes.cast_const());
             for part in (0..job.count).step_by(PART_GROUPS) {
                 let groups = PART_GROUPS.min(job.count - part);
