@@ -140,17 +140,12 @@ impl Tokens {
 }
 
 fn token(criterion: &mut Criterion) {
-    /// A name, and how its device is opened.
-    type Named = (&'static str, fn() -> Box<dyn Device>);
-    let devices: [Named; 2] = [("no device", || Box::<NullDevice>::default()), (DRIVER, || virtual_driver(None))];
-    for (device_name, device) in devices {
-        let mut tokens = Tokens::new(device());
-        for (name, want) in KINDS {
-            tokens.position = 0;
-            criterion.bench_function(&format!("lane/28 layers/{device_name}/{name}"), |bencher| {
-                bencher.iter(|| tokens.next(want));
-            });
-        }
+    let mut tokens = Tokens::new(Box::<NullDevice>::default());
+    for (name, want) in KINDS {
+        tokens.position = 0;
+        criterion.bench_function(&format!("lane/28 layers/no device/{name}"), |bencher| {
+            bencher.iter(|| tokens.next(want));
+        });
     }
 }
 
@@ -159,7 +154,7 @@ fn share_of_the_driver(_: &mut Criterion) {
     const ROUNDS: usize = 9;
     const TOKENS: u32 = 200;
     let spent = Arc::new(Spent::default());
-    let mut tokens = Tokens::new(virtual_driver(Some(&spent)));
+    let mut tokens = Tokens::new(virtual_driver(&spent));
     let cost = Spent::cost();
     for (name, want) in KINDS {
         let (mut wholes, mut insides, mut calls) = (Vec::new(), Vec::new(), 0);
@@ -188,13 +183,10 @@ fn share_of_the_driver(_: &mut Criterion) {
 }
 
 /// The virtual NPU's driver; its array completes every well-formed command without looking at the code.
-fn virtual_driver(spent: Option<&Arc<Spent>>) -> Box<dyn Device> {
+fn virtual_driver(spent: &Arc<Spent>) -> Box<dyn Device> {
     let spec: VirtualSpec = DRIVER.parse().expect("a virtual device");
     let hardware = VirtualDevice::new(&spec);
-    let driver: Arc<dyn Driver> = match spent {
-        Some(spent) => Counted::new(hardware.connect(), spent),
-        None => hardware.connect(),
-    };
+    let driver: Arc<dyn Driver> = Counted::new(hardware.connect(), spent);
     Box::new(NpuDevice::open(driver, &hardware.identity()).expect("a device"))
 }
 

@@ -27,7 +27,7 @@ pub const fn few_rows(weight_type: WeightType) -> usize {
 
 /// Input rows from which it pays to unpack a group once for all: fewer wait for the memory, which one stream of weights serves
 /// best.
-const SHARING_ROWS: usize = 4;
+const SHARING_ROWS: usize = 6;
 /// Bytes of weights that several input rows share before the next part.
 const PART_BYTES: usize = 64 << 10;
 /// Items of a thread in a product, where that makes them neither smaller nor larger than the bounds: a thread without a core
