@@ -103,10 +103,11 @@ fn smollm2_on_the_virtual_npu_is_its_twin() {
     // large that a gate shuts changes little.
     let bits = ["--min-cosine", "0.999999", "--max-error", "1e-3"];
     parity(&home, &package, &[&twin[..], &bits].concat(), 0);
+    let first_bits = ["--min-cosine", "0.999999", "--max-error", "1e-6"];
     let faults: [(u64, &str, usize, &[&str]); 3] = [
         (17, "layer17.down_proj.bf16.bin", 1536 * 40 + 100, &[]),
         (5, "layer05.o_proj.bf16.bin", 576 * 300 + 7, &[]),
-        (17, "layer17.gate_up.bf16.bin", 576 * 40 + 100, &bits),
+        (17, "layer17.gate_up.bf16.bin", 576 * 40 + 100, &first_bits),
     ];
     for (layer, file, element, more) in faults {
         let broken = home.path().join(file);
