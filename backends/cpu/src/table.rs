@@ -11,8 +11,14 @@ use npuhal_models::WeightType;
 use crate::vnni;
 
 /// Product of a run of groups with one input row.
+///
+/// # Safety
+/// The processor has the kernel's instructions; the job's pointers cover its groups, its input row and its results.
 pub type GemvKernel = unsafe fn(&GemvJob);
 /// Product of a run of groups with two to eight input rows.
+///
+/// # Safety
+/// The processor has the kernel's instructions; the job's pointers cover its groups, its input rows and its results.
 pub type FewKernel = unsafe fn(&FewJob);
 /// Product of one panel of groups with many input rows.
 pub type PanelKernel = unsafe fn(&PanelJob<'_>, &mut [u8]);

@@ -121,7 +121,7 @@ pub fn run<const N: usize>(
             }
             if let (SHARING_ROWS.., Some(kernel)) = (input.rows(), few(matrix.weight_type())) {
                 // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
-                unsafe { run_few(table, kernel, matrix, groups, input, *out) };
+                unsafe { run_few(kernel, matrix, groups, input, *out) };
             } else {
                 let part = if input.rows() == 1 { groups.len() } else { (PART_BYTES / matrix.group_bytes()).max(1) };
                 for first in groups.clone().step_by(part) {
@@ -147,49 +147,44 @@ fn byte_form(matrix: &PackedMatrix, input: &Activations) -> bool {
     forms(matrix.weight_type(), input.precision()).byte
 }
 
+/// All rows of an input of two rows or more.
+///
 /// # Safety
 /// As [`run_groups`].
 #[allow(unsafe_code, reason = "raw parts of the outputs")]
 unsafe fn run_few(
-    table: &KernelTable,
     kernel: FewKernel,
     matrix: &PackedMatrix,
     groups: Range<usize>,
     input: &Activations,
     out: Shared<f32>,
 ) {
-    let blocks = input.cols() / BLOCK;
+    let (blocks, first) = (input.cols() / BLOCK, groups.start * GROUP_ROWS);
     let mut row = 0;
     while row < input.rows() {
-        // Never a single row where two rows and more are left.
+        // Never a single one, which the kernels do not take.
         let tokens = match input.rows() - row {
             9 => 5,
             left => left.min(8),
         };
-        if tokens == 1 {
-            // SAFETY: the caller's promise.
-            unsafe { run_groups(table, matrix, groups.clone(), input, row, out) };
-        } else {
-            let first = groups.start * GROUP_ROWS;
-            let job = FewJob {
-                weight_type: matrix.weight_type(),
-                groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
-                group_bytes: matrix.group_bytes(),
-                count: groups.len(),
-                rows: (groups.end * GROUP_ROWS).min(matrix.rows()) - first,
-                cols: matrix.cols(),
-                tokens,
-                // Empty where the kernel does not read the form.
-                split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
-                wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
-                byte: input.byte().get(row * blocks..).unwrap_or_default().as_ptr(),
-                // SAFETY: a row of the matrix, so inside the output.
-                out: unsafe { out.ptr().add(row * matrix.rows() + first) },
-                stride: matrix.rows(),
-            };
-            // SAFETY: the pointers cover these groups and input rows; the results are this thread's own.
-            unsafe { kernel(&job) };
-        }
+        let job = FewJob {
+            weight_type: matrix.weight_type(),
+            groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
+            group_bytes: matrix.group_bytes(),
+            count: groups.len(),
+            rows: (groups.end * GROUP_ROWS).min(matrix.rows()) - first,
+            cols: matrix.cols(),
+            tokens,
+            // Empty where the kernel does not read the form.
+            split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
+            wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
+            byte: input.byte().get(row * blocks..).unwrap_or_default().as_ptr(),
+            // SAFETY: a row of the matrix, so inside the output.
+            out: unsafe { out.ptr().add(row * matrix.rows() + first) },
+            stride: matrix.rows(),
+        };
+        // SAFETY: the pointers cover these groups and input rows; the results are this thread's own.
+        unsafe { kernel(&job) };
         row += tokens;
     }
 }
