@@ -5,8 +5,7 @@
 mod kernels;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kernels::{instruction_elf, layer_stream, small_config};
-use npuhal_models::ModelConfig;
+use kernels::{instruction_elf, layer_stream, qwen3_0_6b_config};
 use npuhal_xdna2::context_map::ContextMap;
 use npuhal_xdna2::dimensions::Dimensions;
 use npuhal_xdna2::full_elf::{COLUMNS, FullElfRequest, PdiMode, assemble};
@@ -18,15 +17,7 @@ const CONTEXTS: u32 = 4096;
 
 /// Qwen3-0.6B: 204 transfers, as in the published stream of 34,172 bytes.
 fn dimensions() -> Dimensions {
-    let config = ModelConfig {
-        hidden_size: 1024,
-        layers: 28,
-        heads: 16,
-        kv_heads: 8,
-        intermediate_size: 3072,
-        vocab_size: 151_936,
-        ..small_config()
-    };
+    let config = qwen3_0_6b_config();
     Dimensions::of(&config).expect("dimensions of the lane")
 }
 

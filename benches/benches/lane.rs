@@ -12,7 +12,7 @@ mod kernels;
 use common::median;
 use counted::{Counted, Spent};
 use criterion::{Criterion, criterion_group, criterion_main};
-use kernels::{kernel_files, small_config};
+use kernels::{kernel_files, qwen3_0_6b_config};
 use npuhal_amdxdna::NpuDevice;
 use npuhal_amdxdna::driver::Driver;
 use npuhal_core::device::Device;
@@ -110,15 +110,7 @@ struct Tokens {
 
 impl Tokens {
     fn new(device: Box<dyn Device>) -> Self {
-        let config = ModelConfig {
-            hidden_size: 1024,
-            layers: 28,
-            heads: 16,
-            kv_heads: 8,
-            intermediate_size: 3072,
-            vocab_size: 151_936,
-            ..small_config()
-        };
+        let config = qwen3_0_6b_config();
         let dimensions = Dimensions::of(&config).expect("dimensions of the lane");
         let files = kernel_files(&dimensions, POSITIONS);
         let embedding = vec![0; dimensions.vocab * dimensions.hidden_bytes()];

@@ -6,10 +6,9 @@
 mod kernels;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use kernels::{instruction_elf, layer_stream, small_config};
+use kernels::{instruction_elf, layer_stream, qwen3_0_6b_config};
 use npuhal_amdxdna::NpuDevice;
 use npuhal_core::device::{Arg, BufferSpec, Context, Deadline, Device, Kernel, Program, RunIndex, Runlist};
-use npuhal_models::ModelConfig;
 use npuhal_virtual::{VirtualDevice, VirtualSpec};
 use npuhal_xdna2::context_map::ContextMap;
 use npuhal_xdna2::dimensions::Dimensions;
@@ -26,15 +25,7 @@ const DEVICE: &str = "virtual:npu5?array=skip";
 /// Layer kernels of the dimensions of Qwen3-0.6B: about 34 KB of control code, a handful of words differ from one context
 /// length to the next.
 fn layer_images() -> LayerImages {
-    let config = ModelConfig {
-        hidden_size: 1024,
-        layers: 28,
-        heads: 16,
-        kv_heads: 8,
-        intermediate_size: 3072,
-        vocab_size: 151_936,
-        ..small_config()
-    };
+    let config = qwen3_0_6b_config();
     let dimensions = Dimensions::of(&config).expect("dimensions of the lane");
     let files = [1, 2, 17].map(|context| instruction_elf(&layer_stream(&dimensions, CONTEXTS, context)));
     let map = ContextMap::derive(&files[0], &files[1], &files[2]).expect("rules");

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::kernels::{head_stream, instruction_elf, kernel_files, layer_stream, layer_stream_with, small_config};
+use common::kernels::{
+    head_stream, instruction_elf, kernel_files, layer_stream, layer_stream_with, qwen3_0_6b_config, small_config,
+};
 use common::{read, shared_golden};
 use npuhal_amdxdna::format::elf::{ArgumentSymbol, PartialElfSpec, PatchEntry, Program};
 use npuhal_models::ModelConfig;
@@ -259,15 +261,7 @@ fn a_missing_file_is_named() {
 fn the_published_layer_kernel_fits_qwen3_0_6b() {
     let Some(folder) = shared_golden("published_layer_kernel_fits", "xdna2/derived") else { return };
     let [one, two, seventeen] = [1, 2, 17].map(|context| read(folder.join(format!("layer_ctx{context}.elf"))));
-    let config = ModelConfig {
-        hidden_size: 1024,
-        layers: 28,
-        heads: 16,
-        kv_heads: 8,
-        intermediate_size: 3072,
-        vocab_size: 151_936,
-        ..small_config()
-    };
+    let config = qwen3_0_6b_config();
     let dimensions = Dimensions::of(&config).unwrap();
     let layer = InstructionElf::parse(&one).unwrap();
     let kv = KvGeometry::of(&layer, &InstructionElf::parse(&two).unwrap()).unwrap();

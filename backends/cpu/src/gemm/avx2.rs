@@ -4,10 +4,10 @@
 //! one temporary fill the sixteen registers, which compilers do not manage without spills; hence assembly.
 #![allow(unsafe_code, reason = "assembly tile and raw pointers of a job")]
 
-use super::tiles::{Part, Tiles};
+use super::tiles::{Part, run_tiles};
 use super::unpack::{MINIMA, SCALES, unpack};
 use super::{PANEL_BLOCK_BYTES, PanelJob, portable};
-use crate::activations::{BLOCK, WideBlock};
+use crate::activations::WideBlock;
 use crate::gemv::avx2::{brains, halves, singles};
 use crate::packed::decode::has_minimum;
 use crate::packed::{GROUP_ROWS, decode};
@@ -32,24 +32,7 @@ pub(crate) fn kernel(weight_type: WeightType) -> PanelKernel {
 /// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantized<const MINIMUM: bool>(job: &PanelJob<'_>, scratch: &mut [u8]) {
-    let blocks = job.cols / BLOCK;
-    let mut tiles = Tiles::new(job, scratch);
-    while let Some(part) = tiles.part() {
-        // SAFETY: the caller's promise; the scratch holds a part.
-        unsafe { unpack_words(job, part, tiles.panel) };
-        while let Some(tile) = tiles.next() {
-            // SAFETY: the tile's input rows; the part is unpacked.
-            unsafe {
-                let (panel, input) = (tiles.panel, job.wide.add(tile.first * blocks + part.first));
-                match tile.count {
-                    3 => tile3::<MINIMUM>(panel, input, blocks, part.count, tile.sums),
-                    2 => tile2::<MINIMUM>(panel, input, blocks, part.count, tile.sums),
-                    _ => tile1::<MINIMUM>(panel, input, blocks, part.count, tile.sums),
-                }
-            }
-        }
-    }
-    tiles.store();
+    run_tiles!(job, scratch, wide, unpack_words, [tile3::<MINIMUM>, tile2::<MINIMUM>, tile1::<MINIMUM>]);
 }
 
 /// Unpacks a part of a job's panel.

@@ -5,9 +5,9 @@
 //! `maddubs` into 16-bit sums, whose limits are those of [`crate::gemv::bytes`].
 #![allow(unsafe_code, reason = "assembly tile and raw pointers of a job")]
 
-use super::tiles::{Part, Tiles};
+use super::tiles::{Part, run_tiles};
 use super::{BYTE_PANEL_BLOCK_BYTES, PanelJob, portable};
-use crate::activations::{BLOCK, ByteBlock};
+use crate::activations::ByteBlock;
 use crate::gemv::avx2::{fives, fives_k, halves, load, minima, nibbles, sixes};
 use crate::gemv::bytes::{scales, signed_scales};
 use crate::packed::GROUP_ROWS;
@@ -52,24 +52,7 @@ macro_rules! panel {
         /// The processor has AVX2; the job's pointers cover the groups of its rows, its input rows and its results.
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name(job: &PanelJob<'_>, scratch: &mut [u8]) {
-            let blocks = job.cols / BLOCK;
-            let mut tiles = Tiles::new(job, scratch);
-            while let Some(part) = tiles.part() {
-                // SAFETY: the caller's promise; the scratch holds a part.
-                unsafe { unpack_bytes(job, part, tiles.panel) };
-                while let Some(tile) = tiles.next() {
-                    // SAFETY: the tile's input rows; the part is unpacked.
-                    unsafe {
-                        let (panel, input) = (tiles.panel, job.byte.add(tile.first * blocks + part.first));
-                        match tile.count {
-                            3 => $tile3(panel, input, blocks, part.count, tile.sums),
-                            2 => $tile2(panel, input, blocks, part.count, tile.sums),
-                            _ => $tile1(panel, input, blocks, part.count, tile.sums),
-                        }
-                    }
-                }
-            }
-            tiles.store();
+            run_tiles!(job, scratch, byte, unpack_bytes, [$tile3, $tile2, $tile1]);
         }
     };
 }

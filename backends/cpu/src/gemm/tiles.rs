@@ -116,3 +116,32 @@ impl<'a> Tiles<'a> {
         }
     }
 }
+
+/// Runs a panel job: unpacks part after part, and multiplies each with three, two or one input rows of the form `$form` at a time.
+/// `$more` are further arguments of the tiles. A macro, so that it has the instructions of the kernel that it stands in, and tiles
+/// may be inlined there.
+///
+/// The kernel promises that the job's pointers cover the groups of its rows, its input rows and its results.
+macro_rules! run_tiles {
+    ($job:ident, $scratch:ident, $form:ident, $unpack:path, [$tile3:expr, $tile2:expr, $tile1:expr] $(, $more:expr)?) => {{
+        let blocks = $job.cols / $crate::activations::BLOCK;
+        let mut tiles = $crate::gemm::tiles::Tiles::new($job, $scratch);
+        while let Some(part) = tiles.part() {
+            // SAFETY: the kernel's promise; the scratch holds a part.
+            unsafe { $unpack($job, part, tiles.panel) };
+            while let Some(tile) = tiles.next() {
+                // SAFETY: the tile's input rows; the part is unpacked.
+                unsafe {
+                    let (panel, input) = (tiles.panel, $job.$form.add(tile.first * blocks + part.first));
+                    match tile.count {
+                        3 => $tile3(panel, input, blocks, part.count, tile.sums $(, $more)?),
+                        2 => $tile2(panel, input, blocks, part.count, tile.sums $(, $more)?),
+                        _ => $tile1(panel, input, blocks, part.count, tile.sums $(, $more)?),
+                    }
+                }
+            }
+        }
+        tiles.store();
+    }};
+}
+pub(crate) use run_tiles;

@@ -2,10 +2,10 @@
 //! of [`crate::gemm`], unpacked by the AVX2 code.
 
 use super::{Ops, both};
-use crate::activations::{BLOCK, ByteBlock, WideBlock};
+use crate::activations::{ByteBlock, WideBlock};
 use crate::gemm::avx2::unpack_words;
 use crate::gemm::bytes::{FIRST_ROW, SECOND_ROW, unpack_bytes};
-use crate::gemm::tiles::Tiles;
+use crate::gemm::tiles::run_tiles;
 use crate::gemm::unpack::{MINIMA, SCALES};
 use crate::gemm::{BYTE_PANEL_BLOCK_BYTES, PANEL_BLOCK_BYTES, PANEL_ROWS, PanelJob};
 use crate::packed::GROUP_ROWS;
@@ -19,25 +19,8 @@ use npuhal_models::WeightType;
 /// results.
 #[inline(always)]
 pub(super) unsafe fn words<O: Ops>(job: &PanelJob<'_>, scratch: &mut [u8]) {
-    let blocks = job.cols / BLOCK;
     let minimum = has_minimum(job.weight_type);
-    let mut tiles = Tiles::new(job, scratch);
-    while let Some(part) = tiles.part() {
-        // SAFETY: the caller's promise; the scratch holds a part.
-        unsafe { unpack_words(job, part, tiles.panel) };
-        while let Some(tile) = tiles.next() {
-            // SAFETY: the tile's input rows; the part is unpacked.
-            unsafe {
-                let (panel, input) = (tiles.panel, job.wide.add(tile.first * blocks + part.first));
-                match tile.count {
-                    3 => word_tile::<O, 3>(panel, input, blocks, part.count, minimum, tile.sums),
-                    2 => word_tile::<O, 2>(panel, input, blocks, part.count, minimum, tile.sums),
-                    _ => word_tile::<O, 1>(panel, input, blocks, part.count, minimum, tile.sums),
-                }
-            }
-        }
-    }
-    tiles.store();
+    run_tiles!(job, scratch, wide, unpack_words, [word_tile::<O, 3>, word_tile::<O, 2>, word_tile::<O, 1>], minimum);
 }
 
 /// # Safety
@@ -49,8 +32,8 @@ unsafe fn word_tile<O: Ops, const T: usize>(
     input: *const WideBlock,
     stride: usize,
     blocks: usize,
-    minimum: bool,
     sums_of_rows: *mut f32,
+    minimum: bool,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -90,36 +73,27 @@ unsafe fn word_tile<O: Ops, const T: usize>(
 /// As [`words`].
 #[inline(always)]
 pub(super) unsafe fn bytes<O: Ops>(job: &PanelJob<'_>, scratch: &mut [u8]) {
-    let blocks = job.cols / BLOCK;
-    let mut tiles = Tiles::new(job, scratch);
-    while let Some(part) = tiles.part() {
-        // SAFETY: the caller's promise; the scratch holds a part.
-        unsafe { unpack_bytes(job, part, tiles.panel) };
-        while let Some(tile) = tiles.next() {
-            // SAFETY: the tile's input rows; the part is unpacked.
-            unsafe {
-                let (panel, input) = (tiles.panel, job.byte.add(tile.first * blocks + part.first));
-                match tile.count {
-                    3 => byte_tile::<O, 3>(job.weight_type, panel, input, blocks, part.count, tile.sums),
-                    2 => byte_tile::<O, 2>(job.weight_type, panel, input, blocks, part.count, tile.sums),
-                    _ => byte_tile::<O, 1>(job.weight_type, panel, input, blocks, part.count, tile.sums),
-                }
-            }
-        }
-    }
-    tiles.store();
+    let weight_type = job.weight_type;
+    run_tiles!(
+        job,
+        scratch,
+        byte,
+        unpack_bytes,
+        [byte_tile::<O, 3>, byte_tile::<O, 2>, byte_tile::<O, 1>],
+        weight_type
+    );
 }
 
 /// # Safety
 /// As [`word_tile`].
 #[inline(always)]
 unsafe fn byte_tile<O: Ops, const T: usize>(
-    weight_type: WeightType,
     panel: *const u8,
     input: *const ByteBlock,
     stride: usize,
     blocks: usize,
     sums_of_rows: *mut f32,
+    weight_type: WeightType,
 ) {
     let centre = match weight_type {
         WeightType::Q4_0 => 8,

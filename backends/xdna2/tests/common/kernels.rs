@@ -34,6 +34,19 @@ pub(crate) fn small_config() -> ModelConfig {
     }
 }
 
+/// The sizes of Qwen3-0.6B.
+pub(crate) fn qwen3_0_6b_config() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 1024,
+        layers: 28,
+        heads: 16,
+        kv_heads: 8,
+        intermediate_size: 3072,
+        vocab_size: 151_936,
+        ..small_config()
+    }
+}
+
 pub(crate) struct Code {
     builder: Builder,
     transfers: u32,
