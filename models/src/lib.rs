@@ -39,6 +39,7 @@ pub mod sampling;
 pub mod sequence;
 pub mod source;
 pub mod speculate;
+pub mod staging;
 pub mod stats;
 pub mod stop;
 pub mod store;

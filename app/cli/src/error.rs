@@ -9,7 +9,7 @@ use npuhal_models::perplexity::PerplexityError;
 use npuhal_models::prompter::PromptError;
 use npuhal_models::pull::PullError;
 use npuhal_models::q4nx::PackError;
-use npuhal_models::q4nx::staging::StagingError;
+use npuhal_models::staging::StagingError;
 use npuhal_models::store::StoreError;
 use npuhal_models::window::WindowError;
 use npuhal_models::{ModelError, TextError};

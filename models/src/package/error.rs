@@ -1,7 +1,7 @@
 //! Errors of packages.
 
 use crate::error::ModelError;
-use crate::q4nx::staging::StagingError;
+use crate::staging::StagingError;
 use npuhal_core::RunError;
 use std::io;
 use std::path::{Path, PathBuf};

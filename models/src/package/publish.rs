@@ -2,7 +2,7 @@
 
 use super::error::{PackageError, io_error};
 use super::metadata::METADATA_FILE;
-use crate::q4nx::staging::Staging;
+use crate::staging::Staging;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Errors of packing and verifying.
 
 use super::guard::ScaleProblem;
-use super::staging::StagingError;
 use crate::error::ModelError;
+use crate::staging::StagingError;
 use crate::tensor::WeightType;
 use npuhal_core::error::RunError;
 use std::io;

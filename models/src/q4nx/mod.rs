@@ -14,7 +14,6 @@ pub mod guard;
 pub mod layout;
 pub mod names;
 pub mod pack;
-pub mod staging;
 pub mod stamp;
 pub mod tile;
 pub mod tiled;

@@ -134,14 +134,16 @@ pub fn serve(
         })?;
     }
     let failed = |message, is_self_test| Ok(reports.send(&Report::LoadFailed { message, is_self_test })?);
-    let loaded = match loader.load(&load) {
+    let mut loaded = match loader.load(&load) {
         Ok(loaded) => loaded,
         Err(message) => return failed(message, false),
     };
-    let loaded = match if load.self_test { self_test::run(loaded) } else { Ok(loaded) } {
-        Ok(loaded) => loaded,
-        Err(message) => return failed(message, true),
-    };
+    if load.self_test {
+        loaded = match self_test::run(loaded) {
+            Ok(loaded) => loaded,
+            Err(message) => return failed(message, true),
+        };
+    }
     reports.send(&Report::Ready(loaded.resident.clone()))?;
     owner::run(loaded, &queue, &running, &reports)?;
     Ok(())
