@@ -3,23 +3,18 @@
 use crate::activations::{BLOCK, ByteBlock, SplitBlock, WideBlock};
 use crate::attention::{self, ChunkJob};
 use crate::gemm::{self, PanelJob};
-use crate::gemv::{self, FewJob, GemvJob};
+use crate::gemv::{self, GemvJob};
 use crate::{activations, elementwise};
 use npuhal_models::WeightType;
 
 #[cfg(target_arch = "x86_64")]
 use crate::vnni;
 
-/// Product of a run of groups with one input row.
+/// Product of a run of groups with one to eight input rows.
 ///
 /// # Safety
-/// The processor has the kernel's instructions; the job's pointers cover its groups, its input row and its results.
+/// The processor has the kernel's instructions; the job's pointers cover its groups, its input rows and their results.
 pub type GemvKernel = unsafe fn(&GemvJob);
-/// Product of a run of groups with two to eight input rows.
-///
-/// # Safety
-/// The processor has the kernel's instructions; the job's pointers cover its groups, its input rows and its results.
-pub type FewKernel = unsafe fn(&FewJob);
 /// Product of one panel of groups with many input rows.
 pub type PanelKernel = unsafe fn(&PanelJob<'_>, &mut [u8]);
 /// Attention of some query heads over one page of the KV cache.
@@ -30,10 +25,6 @@ pub type ChunkKernel = unsafe fn(&ChunkJob);
 pub struct KernelTable {
     pub(crate) name: &'static str,
     pub(crate) gemv: fn(WeightType) -> GemvKernel,
-    /// For two to eight rows at once; where there is none, they go one by one.
-    pub(crate) few: fn(WeightType) -> Option<FewKernel>,
-    /// As `few`, for inputs of 8 bits.
-    pub(crate) byte_few: fn(WeightType) -> Option<FewKernel>,
     pub(crate) panel: fn(WeightType) -> PanelKernel,
     /// For inputs of 8 bits, of the types that take them.
     pub(crate) byte_gemv: fn(WeightType) -> GemvKernel,
@@ -48,15 +39,9 @@ pub struct KernelTable {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
 }
 
-fn none(_: WeightType) -> Option<FewKernel> {
-    None
-}
-
 pub(crate) static PORTABLE: KernelTable = KernelTable {
     name: "portable",
     gemv: gemv::portable::kernel,
-    few: none,
-    byte_few: none,
     panel: gemm::portable::kernel,
     byte_gemv: gemv::portable::byte_kernel,
     byte_panel: gemm::portable::byte_kernel,
@@ -76,8 +61,6 @@ pub(crate) static AVX2: KernelTable = AVX2_KERNELS;
 const AVX2_KERNELS: KernelTable = KernelTable {
     name: "avx2",
     gemv: gemv::avx2::kernel,
-    few: gemv::few::kernel,
-    byte_few: gemv::few::byte_kernel,
     panel: gemm::avx2::kernel,
     byte_gemv: gemv::bytes::byte_kernel,
     byte_panel: gemm::bytes::byte_kernel,
@@ -95,8 +78,6 @@ const AVX2_KERNELS: KernelTable = KernelTable {
 pub(crate) static AVX_VNNI: KernelTable = KernelTable {
     name: "avx-vnni",
     gemv: vnni::avx_vnni::gemv,
-    few: none,
-    byte_few: none,
     panel: vnni::avx_vnni::panel,
     byte_gemv: vnni::avx_vnni::byte_gemv,
     byte_panel: vnni::avx_vnni::byte_panel,
@@ -108,8 +89,6 @@ pub(crate) static AVX_VNNI: KernelTable = KernelTable {
 pub(crate) static AVX512_VNNI: KernelTable = KernelTable {
     name: "avx512-vnni",
     gemv: vnni::avx512_vnni::gemv,
-    few: none,
-    byte_few: none,
     panel: vnni::avx512_vnni::panel,
     byte_gemv: vnni::avx512_vnni::byte_gemv,
     byte_panel: vnni::avx512_vnni::byte_panel,

@@ -545,7 +545,7 @@ unsafe fn q5_k(group: *const u8, blocks: usize, panel: *mut u8) {
             let at = group.add(index * 1440);
             for sub in 0..8 {
                 let block = panel.add((8 * index + sub) * BYTE_PANEL_BLOCK_BYTES);
-                let codes = if sub % 2 == 0 { fives_k::<false>(at, sub / 2) } else { fives_k::<true>(at, sub / 2) };
+                let codes = fives_k(at, sub);
                 put(block, 0, codes);
                 put_k_rows(at, sub, block);
             }

@@ -166,7 +166,7 @@ unsafe fn q5_k(group: *const u8, blocks: usize, panel: *mut u8) {
             let at = group.add(index * 1440);
             for sub in 0..8 {
                 let block = panel.add((8 * index + sub) * PANEL_BLOCK_BYTES);
-                let codes = if sub % 2 == 0 { fives_k::<false>(at, sub / 2) } else { fives_k::<true>(at, sub / 2) };
+                let codes = fives_k(at, sub);
                 let scale = row_bytes(at.add(32 + 8 * sub));
                 for (j, &codes) in codes.iter().enumerate() {
                     put(block, j, codes, |v| _mm256_mullo_epi16(v, scale));

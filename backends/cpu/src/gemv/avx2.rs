@@ -6,9 +6,9 @@
 //! the high part; four steps of 6-bit codes centred at 32 reach 32512. The integer sum of 32 elements is exact.
 #![allow(unsafe_code, reason = "vector loads through the pointers of a job")]
 
-use super::GemvJob;
-use super::portable;
+use super::{AHEAD_BYTES, GemvJob, MOST_ROWS, portable};
 use crate::activations::{BLOCK, SplitBlock, WideBlock};
+use crate::packed::GROUP_ROWS;
 use crate::table::GemvKernel;
 use npuhal_models::WeightType;
 use std::arch::x86_64::*;
@@ -218,119 +218,253 @@ pub(crate) unsafe fn minima(negated_dmin: __m256, at: *const u8) -> __m256 {
     _mm256_mul_ps(negated_dmin, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)))
 }
 
-/// A kernel over blocks of `$len` input features that take `$bytes` in a group; `$body` updates the eight sums.
-macro_rules! kernel {
-    ($name:ident, $len:expr, $bytes:expr, $input:ident: $form:ty, $at:ident, $x:ident, $acc:ident, $body:block) => {
+/// A kernel over blocks of `$subs` × 32 input features that take `$bytes` in a group. `$head` is read once a block, `$weights` once
+/// for each 32 features and all input rows; `$row` updates the eight sums of one.
+macro_rules! product {
+    (
+        $name:ident, $input:ident: $form:ty, $subs:literal in $bytes:literal,
+        |$at:ident| $head:expr, |$parts:pat_param, $sub:ident| $weights:expr, |$w:pat_param, $x:ident, $acc:ident| $row:block
+    ) => {
         /// # Safety
-        /// The processor has AVX2; the job's pointers cover its groups, its input row and eight results a group.
-        #[target_feature(enable = "avx2,fma,f16c")]
+        /// The processor has AVX2; the job's pointers cover its groups, its input rows and eight results a group and row.
         unsafe fn $name(job: &GemvJob) {
-            let blocks = job.cols / $len;
-            let mut $at = job.groups;
-            for index in 0..job.count {
-                let mut $acc = _mm256_setzero_ps();
-                let mut input: *const $form = job.$input;
-                for _ in 0..blocks {
-                    // SAFETY: block by block inside the group and the input row, as promised by the caller.
-                    unsafe {
-                        let $x = std::slice::from_raw_parts(input, $len / BLOCK);
-                        $body
-                        input = input.add($len / BLOCK);
-                        $at = $at.add($bytes);
+            /// # Safety
+            /// As the function around it.
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn rows<const MOST: usize>(job: &GemvJob) {
+                let rows = if MOST == 1 { 1 } else { job.rows.min(MOST) };
+                let blocks = job.cols / BLOCK;
+                let mut $at = job.groups;
+                for index in 0..job.count {
+                    let mut sums = [_mm256_setzero_ps(); MOST];
+                    let mut input: *const $form = job.$input;
+                    for _ in 0..blocks / $subs {
+                        // SAFETY: block by block inside the group and the input rows, as promised by the caller.
+                        unsafe {
+                            let $parts = $head;
+                            for $sub in 0..$subs {
+                                ask($at.wrapping_add(AHEAD_BYTES + $bytes / $subs * $sub), $bytes / $subs);
+                                let $w = $weights;
+                                for row in 0..rows {
+                                    let $x = &*input.add(row * blocks);
+                                    let mut $acc = *sums.get_unchecked(row);
+                                    $row * sums.get_unchecked_mut(row) = $acc;
+                                }
+                                input = input.add(1);
+                            }
+                            $at = $at.add($bytes);
+                        }
+                    }
+                    for (row, sums) in sums.iter().enumerate().take(rows) {
+                        // SAFETY: eight results a group and row.
+                        unsafe { _mm256_storeu_ps(job.out.add(row * job.stride + GROUP_ROWS * index), *sums) };
                     }
                 }
-                // SAFETY: eight results a group.
-                unsafe { _mm256_storeu_ps(job.out.add(8 * index), $acc) };
             }
+            // SAFETY: the caller's promise.
+            unsafe { if job.rows == 1 { rows::<1>(job) } else { rows::<MOST_ROWS>(job) } }
         }
     };
 }
+pub(super) use product;
 
-kernel!(q4_0, 32, 144, split: SplitBlock, at, x, acc, {
-    let x = x.get_unchecked(0);
-    let w = nibbles(at.add(16));
-    // Centred at 8: half of what centres at 16.
-    let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
-    let start = |part: usize| _mm256_srai_epi16(pair(x.centre16[part]), 1);
-    let s_hi = chain!(start(0), hi, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    let s_lo = chain!(start(1), lo, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, join(s_hi, s_lo, _mm256_set1_epi16(1)), halves(at), x.d);
-});
-
-kernel!(q4_1, 32, 160, split: SplitBlock, at, x, acc, {
-    let x = x.get_unchecked(0);
-    let w = nibbles(at.add(32));
-    let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
-    let zero = _mm256_setzero_si256();
-    let s_hi = chain!(zero, hi, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    let s_lo = chain!(zero, lo, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, join(s_hi, s_lo, _mm256_set1_epi16(1)), halves(at), x.d);
-    acc = _mm256_fmadd_ps(halves(at.add(16)), _mm256_set1_ps(x.s), acc);
-});
-
-kernel!(q5_0, 32, 176, split: SplitBlock, at, x, acc, {
-    let x = x.get_unchecked(0);
-    let w = fives(at.add(16));
-    let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
-    let s_hi = chain!(pair(x.centre16[0]), hi, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    let s_lo = chain!(pair(x.centre16[1]), lo, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, join(s_hi, s_lo, _mm256_set1_epi16(1)), halves(at), x.d);
-});
-
-kernel!(q5_1, 32, 192, split: SplitBlock, at, x, acc, {
-    let x = x.get_unchecked(0);
-    let w = fives(at.add(32));
-    let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
-    let zero = _mm256_setzero_si256();
-    let s_hi = [chain!(zero, hi, 0, w[0], w[1], w[2], w[3]), chain!(zero, hi, 4, w[4], w[5], w[6], w[7])];
-    let s_lo = chain!(zero, lo, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, join2(s_hi, s_lo, _mm256_set1_epi16(1)), halves(at), x.d);
-    acc = _mm256_fmadd_ps(halves(at.add(16)), _mm256_set1_ps(x.s), acc);
-});
-
-kernel!(q8_0, 32, 272, wide: WideBlock, at, x, acc, {
-    let x = x.get_unchecked(0);
-    let (mut first, mut second) = (_mm256_setzero_si256(), _mm256_setzero_si256());
-    macro_rules! step {
-        ($($j:literal)+) => {$(
-            let v = _mm256_set1_epi64x(x.v.as_ptr().add(4 * $j).cast::<i64>().read_unaligned());
-            let rows = at.add(16 + 32 * $j).cast::<__m128i>();
-            first = _mm256_add_epi32(first, _mm256_madd_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(rows)), v));
-            second = _mm256_add_epi32(second, _mm256_madd_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(rows.add(1))), v));
-        )+};
+/// Asks for bytes that are needed later. Without, a core's own prefetching leaves a third of the memory's rate unused.
+#[inline(always)]
+pub(super) fn ask(at: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a hint of the architecture's baseline, for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
     }
-    step!(0 1 2 3 4 5 6 7);
-    let dot = _mm256_permute4x64_epi64(_mm256_hadd_epi32(first, second), 0b11_01_10_00);
-    acc = accumulate(acc, dot, halves(at), x.d);
+}
+
+/// `Σ` of all steps in 16 bits, of the high parts and of the low ones.
+macro_rules! chains {
+    ($x:ident, $w:ident, $hi:expr, $lo:expr) => {{
+        let (hi, lo) = ($x.hi.as_ptr(), $x.lo.as_ptr());
+        let s_hi = chain!($hi, hi, 0, $w[0], $w[1], $w[2], $w[3], $w[4], $w[5], $w[6], $w[7]);
+        let s_lo = chain!($lo, lo, 0, $w[0], $w[1], $w[2], $w[3], $w[4], $w[5], $w[6], $w[7]);
+        (s_hi, s_lo)
+    }};
+}
+
+/// As [`chains`], the high parts in two sums.
+macro_rules! chains2 {
+    ($x:ident, $w:ident) => {{
+        let (hi, lo, zero) = ($x.hi.as_ptr(), $x.lo.as_ptr(), _mm256_setzero_si256());
+        let first = chain!(zero, hi, 0, $w[0], $w[1], $w[2], $w[3]);
+        let second = chain!(zero, hi, 4, $w[4], $w[5], $w[6], $w[7]);
+        ([first, second], chain!(zero, lo, 0, $w[0], $w[1], $w[2], $w[3], $w[4], $w[5], $w[6], $w[7]))
+    }};
+}
+
+product!(q4_0, split: SplitBlock, 1 in 144, |at| (), |(), sub| (nibbles(at.add(16)), halves(at)), |(w, d), x, acc| {
+    // Centred at 8: half of what centres at 16.
+    let start = |part: usize| _mm256_srai_epi16(pair(x.centre16[part]), 1);
+    let (hi, lo) = chains!(x, w, start(0), start(1));
+    acc = accumulate(acc, join(hi, lo, _mm256_set1_epi16(1)), d, x.d);
 });
 
-kernel!(q4_k, 256, 1184, split: SplitBlock, at, x, acc, {
-    let d = halves(at);
-    let negated_dmin = _mm256_xor_ps(_mm256_set1_ps(-0.0), halves(at.add(16)));
-    for c in 0..4 {
-        let (a, b) = (x.get_unchecked(2 * c), x.get_unchecked(2 * c + 1));
-        let codes = at.add(160 + 256 * c);
-        let mask = _mm256_set1_epi8(15);
-        let zero = _mm256_setzero_si256();
-        let (mut a_hi, mut a_lo, mut b_hi, mut b_lo) = (zero, zero, zero, zero);
+product!(
+    q4_1, split: SplitBlock, 1 in 160,
+    |at| (), |(), sub| (nibbles(at.add(32)), halves(at), halves(at.add(16))), |(w, d, m), x, acc| {
+        let (hi, lo) = chains!(x, w, _mm256_setzero_si256(), _mm256_setzero_si256());
+        acc = accumulate(acc, join(hi, lo, _mm256_set1_epi16(1)), d, x.d);
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
+    }
+);
+
+product!(q5_0, split: SplitBlock, 1 in 176, |at| (), |(), sub| (fives(at.add(16)), halves(at)), |(w, d), x, acc| {
+    let (hi, lo) = chains!(x, w, pair(x.centre16[0]), pair(x.centre16[1]));
+    acc = accumulate(acc, join(hi, lo, _mm256_set1_epi16(1)), d, x.d);
+});
+
+product!(
+    q5_1, split: SplitBlock, 1 in 192,
+    |at| (), |(), sub| (fives(at.add(32)), halves(at), halves(at.add(16))), |(w, d, m), x, acc| {
+        let (hi, lo) = chains2!(x, w);
+        acc = accumulate(acc, join2(hi, lo, _mm256_set1_epi16(1)), d, x.d);
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
+    }
+);
+
+product!(
+    q4_k, split: SplitBlock, 8 in 1184, |at| k_scales(at),
+    |(d, negated_dmin), sub| (
+        half_nibbles(at.add(160 + 256 * (sub / 2)), sub % 2), row_bytes(at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))
+    ),
+    |(w, by, m), x, acc| {
+        let (hi, lo) = chains!(x, w, _mm256_setzero_si256(), _mm256_setzero_si256());
+        acc = accumulate(acc, join(hi, lo, by), d, x.d);
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
+    }
+);
+
+product!(
+    q5_k, split: SplitBlock, 8 in 1440, |at| k_scales(at),
+    |(d, negated_dmin), sub| (
+        fives_k(at, sub), row_bytes(at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))
+    ),
+    |(w, by, m), x, acc| {
+        let (hi, lo) = chains2!(x, w);
+        acc = accumulate(acc, join2(hi, lo, by), d, x.d);
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
+    }
+);
+
+product!(
+    q6_k, split: SplitBlock, 8 in 1680, |at| halves(at),
+    |d, sub| (
+        [sixes(at.add(144 + 192 * sub)), sixes(at.add(240 + 192 * sub))],
+        [row_signed_bytes(at.add(16 + 16 * sub)), row_signed_bytes(at.add(24 + 16 * sub))]
+    ),
+    |([v, w], by), x, acc| {
+        let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
+        let s_hi = chain!(pair(x.centre32[0][0]), hi, 0, v[0], v[1], v[2], v[3]);
+        let s_lo = chain!(pair(x.centre32[0][1]), lo, 0, v[0], v[1], v[2], v[3]);
+        let first = join(s_hi, s_lo, by[0]);
+        let s_hi = chain!(pair(x.centre32[1][0]), hi, 4, w[0], w[1], w[2], w[3]);
+        let s_lo = chain!(pair(x.centre32[1][1]), lo, 4, w[0], w[1], w[2], w[3]);
+        acc = accumulate(acc, _mm256_add_epi32(first, join(s_hi, s_lo, by[1])), d, x.d);
+    }
+);
+
+/// # Safety
+/// The processor has AVX2; the job's pointers cover its groups, its input rows and eight results a group and row.
+unsafe fn q8_0(job: &GemvJob) {
+    /// # Safety
+    /// As the function around it.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn rows<const MOST: usize>(job: &GemvJob) {
+        let rows = if MOST == 1 { 1 } else { job.rows.min(MOST) };
+        let blocks = job.cols / BLOCK;
+        let mut at = job.groups;
+        for index in 0..job.count {
+            let mut sums = [_mm256_setzero_ps(); MOST];
+            for block in 0..blocks {
+                // SAFETY: block by block inside the group and the input rows, as promised by the caller; `rows` sums.
+                unsafe {
+                    ask(at.wrapping_add(AHEAD_BYTES), 272);
+                    let mut row = 0;
+                    while row < rows {
+                        let (x, sums) = (job.wide.add(row * blocks + block), sums.as_mut_ptr().add(row));
+                        let taken = if MOST == 1 { 1 } else { (rows - row).min(4) };
+                        match taken {
+                            1 => words::<1>(at, x, blocks, sums),
+                            2 => words::<2>(at, x, blocks, sums),
+                            3 => words::<3>(at, x, blocks, sums),
+                            _ => words::<4>(at, x, blocks, sums),
+                        }
+                        row += taken;
+                    }
+                    at = at.add(272);
+                }
+            }
+            for (row, sums) in sums.iter().enumerate().take(rows) {
+                // SAFETY: eight results a group and row.
+                unsafe { _mm256_storeu_ps(job.out.add(row * job.stride + GROUP_ROWS * index), *sums) };
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { if job.rows == 1 { rows::<1>(job) } else { rows::<MOST_ROWS>(job) } }
+}
+
+/// Adds a block of Q8_0 to the sums of `ROWS` input rows, `stride` blocks apart.
+///
+/// # Safety
+/// The processor has AVX2; the block, the rows' blocks and the sums are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn words<const ROWS: usize>(at: *const u8, x: *const WideBlock, stride: usize, sums: *mut __m256) {
+    let (mut first, mut second) = ([_mm256_setzero_si256(); ROWS], [_mm256_setzero_si256(); ROWS]);
+    // SAFETY: the caller's promise.
+    unsafe {
         macro_rules! step {
             ($($j:literal)+) => {$(
-                let planes = load(codes.add(32 * $j));
-                let low = _mm256_and_si256(planes, mask);
-                let high = _mm256_and_si256(_mm256_srli_epi16(planes, 4), mask);
-                a_hi = _mm256_add_epi16(a_hi, _mm256_maddubs_epi16(low, word(a.hi.as_ptr(), $j)));
-                a_lo = _mm256_add_epi16(a_lo, _mm256_maddubs_epi16(low, word(a.lo.as_ptr(), $j)));
-                b_hi = _mm256_add_epi16(b_hi, _mm256_maddubs_epi16(high, word(b.hi.as_ptr(), $j)));
-                b_lo = _mm256_add_epi16(b_lo, _mm256_maddubs_epi16(high, word(b.lo.as_ptr(), $j)));
+                let rows = at.add(16 + 32 * $j).cast::<__m128i>();
+                let (low, high) = (_mm_loadu_si128(rows), _mm_loadu_si128(rows.add(1)));
+                let (low, high) = (_mm256_cvtepi8_epi16(low), _mm256_cvtepi8_epi16(high));
+                for row in 0..ROWS {
+                    let v = (*x.add(row * stride)).v.as_ptr().add(4 * $j).cast::<i64>().read_unaligned();
+                    let v = _mm256_set1_epi64x(v);
+                    first[row] = _mm256_add_epi32(first[row], _mm256_madd_epi16(low, v));
+                    second[row] = _mm256_add_epi32(second[row], _mm256_madd_epi16(high, v));
+                }
             )+};
         }
         step!(0 1 2 3 4 5 6 7);
-        acc = accumulate(acc, join(a_hi, a_lo, row_bytes(at.add(32 + 16 * c))), d, a.d);
-        acc = _mm256_fmadd_ps(minima(negated_dmin, at.add(96 + 16 * c)), _mm256_set1_ps(a.s), acc);
-        acc = accumulate(acc, join(b_hi, b_lo, row_bytes(at.add(40 + 16 * c))), d, b.d);
-        acc = _mm256_fmadd_ps(minima(negated_dmin, at.add(104 + 16 * c)), _mm256_set1_ps(b.s), acc);
+        let d = halves(at);
+        for row in 0..ROWS {
+            let dot = _mm256_permute4x64_epi64(_mm256_hadd_epi32(first[row], second[row]), 0b11_01_10_00);
+            let sums = sums.add(row);
+            *sums = accumulate(*sums, dot, d, (*x.add(row * stride)).d);
+        }
     }
-});
+}
+
+/// Scales of a block of 256, and its minima's scales negated.
+///
+/// # Safety
+/// 32 bytes are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn k_scales(at: *const u8) -> (__m256, __m256) {
+    // SAFETY: the caller's promise.
+    unsafe { (halves(at), _mm256_xor_ps(_mm256_set1_ps(-0.0), halves(at.add(16)))) }
+}
+
+/// Eight planes of nibbles: the low ones, or the high ones.
+///
+/// # Safety
+/// 256 bytes are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn half_nibbles(at: *const u8, high: usize) -> [__m256i; 8] {
+    let (mask, shift) = (_mm256_set1_epi8(15), _mm_cvtsi32_si128(4 * high as i32));
+    // SAFETY: the caller's promise.
+    let half = |j: usize| _mm256_and_si256(_mm256_srl_epi16(unsafe { load(at.add(32 * j)) }, shift), mask);
+    [half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)]
+}
 
 /// Eight step vectors of a sub-block of Q5_K: nibbles of one half, and the fifth bits of `bits`.
 macro_rules! fifth_bits {
@@ -353,58 +487,19 @@ macro_rules! fifth_bits {
     }};
 }
 
-/// The step vectors of sub-block `2c + high` of a Q5_K block.
+/// The step vectors of sub-block `sub` of a Q5_K block.
 ///
 /// # Safety
 /// The block at `at` is readable.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn fives_k<const HIGH: bool>(at: *const u8, c: usize) -> [__m256i; 8] {
+pub(crate) unsafe fn fives_k(at: *const u8, sub: usize) -> [__m256i; 8] {
     // SAFETY: the caller's promise.
     unsafe {
-        let codes = at.add(160 + 256 * c);
-        if HIGH {
-            fifth_bits!(codes, 4, load(at.add(1216 + 64 * c)))
-        } else {
-            fifth_bits!(codes, 0, load(at.add(1184 + 64 * c)))
-        }
+        let (codes, bits) = (at.add(160 + 256 * (sub / 2)), load(at.add(1184 + 32 * sub)));
+        if sub % 2 == 1 { fifth_bits!(codes, 4, bits) } else { fifth_bits!(codes, 0, bits) }
     }
 }
-
-kernel!(q5_k, 256, 1440, split: SplitBlock, at, x, acc, {
-    let d = halves(at);
-    let negated_dmin = _mm256_xor_ps(_mm256_set1_ps(-0.0), halves(at.add(16)));
-    let zero = _mm256_setzero_si256();
-    for c in 0..4 {
-        for high in 0..2 {
-            let w = if high == 0 { fives_k::<false>(at, c) } else { fives_k::<true>(at, c) };
-            let sub = 2 * c + high;
-            let x = x.get_unchecked(sub);
-            let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
-            let s_hi = [chain!(zero, hi, 0, w[0], w[1], w[2], w[3]), chain!(zero, hi, 4, w[4], w[5], w[6], w[7])];
-            let s_lo = chain!(zero, lo, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-            acc = accumulate(acc, join2(s_hi, s_lo, row_bytes(at.add(32 + 8 * sub))), d, x.d);
-            acc = _mm256_fmadd_ps(minima(negated_dmin, at.add(96 + 8 * sub)), _mm256_set1_ps(x.s), acc);
-        }
-    }
-});
-
-kernel!(q6_k, 256, 1680, split: SplitBlock, at, x, acc, {
-    let d = halves(at);
-    for block in 0..8 {
-        let x = x.get_unchecked(block);
-        let (hi, lo) = (x.hi.as_ptr(), x.lo.as_ptr());
-        let w = sixes(at.add(144 + 192 * block));
-        let s_hi = chain!(pair(x.centre32[0][0]), hi, 0, w[0], w[1], w[2], w[3]);
-        let s_lo = chain!(pair(x.centre32[0][1]), lo, 0, w[0], w[1], w[2], w[3]);
-        let first = join(s_hi, s_lo, row_signed_bytes(at.add(16 + 16 * block)));
-        let w = sixes(at.add(240 + 192 * block));
-        let s_hi = chain!(pair(x.centre32[1][0]), hi, 4, w[0], w[1], w[2], w[3]);
-        let s_lo = chain!(pair(x.centre32[1][1]), lo, 4, w[0], w[1], w[2], w[3]);
-        let second = join(s_hi, s_lo, row_signed_bytes(at.add(24 + 16 * block)));
-        acc = accumulate(acc, _mm256_add_epi32(first, second), d, x.d);
-    }
-});
 
 /// Eight rows of plain floats: four chains over k modulo 4, added pairwise at the end.
 macro_rules! plain {
@@ -413,32 +508,30 @@ macro_rules! plain {
         /// As the quantized kernels.
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name(job: &GemvJob) {
-            let mut at = job.groups;
-            for index in 0..job.count {
+            for (index, row) in (0..job.count).flat_map(|index| (0..job.rows).map(move |row| (index, row))) {
                 let mut sums = [_mm256_setzero_ps(); 4];
+                // SAFETY: the first byte of a group, and an input row.
+                let (group, x) = unsafe { (job.groups.add(index * job.cols * $bytes), job.dense.add(row * job.cols)) };
                 let whole = job.cols / 4 * 4;
                 for k in (0..whole).step_by(4) {
                     for i in 0..4 {
                         // SAFETY: element k + i of the group and of the input row.
                         unsafe {
-                            let x = _mm256_set1_ps(*job.dense.add(k + i));
-                            sums[i] = _mm256_fmadd_ps($value(at.add(i * $bytes)), x, sums[i]);
+                            let x = _mm256_set1_ps(*x.add(k + i));
+                            sums[i] = _mm256_fmadd_ps($value(group.add((k + i) * $bytes)), x, sums[i]);
                         }
                     }
-                    // SAFETY: at most the end of the group.
-                    at = unsafe { at.add(4 * $bytes) };
                 }
                 for k in whole..job.cols {
                     // SAFETY: element k of the group and of the input row.
                     unsafe {
-                        let x = _mm256_set1_ps(*job.dense.add(k));
-                        sums[k - whole] = _mm256_fmadd_ps($value(at), x, sums[k - whole]);
-                        at = at.add($bytes);
+                        let x = _mm256_set1_ps(*x.add(k));
+                        sums[k - whole] = _mm256_fmadd_ps($value(group.add(k * $bytes)), x, sums[k - whole]);
                     }
                 }
                 let sum = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
-                // SAFETY: eight results a group.
-                unsafe { _mm256_storeu_ps(job.out.add(8 * index), sum) };
+                // SAFETY: eight results a group and row.
+                unsafe { _mm256_storeu_ps(job.out.add(row * job.stride + GROUP_ROWS * index), sum) };
             }
         }
     };

@@ -5,10 +5,10 @@
 //! the final value fits); uncentred 5-bit codes take two sums of four steps, 31496 each.
 #![allow(unsafe_code, reason = "vector loads through the pointers of a job")]
 
-use super::GemvJob;
-use super::avx2::{fives, fives_k, halves, load, minima, nibbles, pair, sixes};
-use super::portable;
-use crate::activations::ByteBlock;
+use super::avx2::{ask, fives, fives_k, half_nibbles, halves, k_scales, minima, nibbles, pair, product, sixes};
+use super::{AHEAD_BYTES, GemvJob, MOST_ROWS, portable};
+use crate::activations::{BLOCK, ByteBlock};
+use crate::packed::GROUP_ROWS;
 use crate::table::GemvKernel;
 use npuhal_models::WeightType;
 use std::arch::x86_64::*;
@@ -73,113 +73,70 @@ pub(crate) unsafe fn signed_scales(d: __m256, at: *const u8) -> __m256 {
     _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)))
 }
 
-/// A kernel over blocks of `$len` input features that take `$bytes` in a group; `$body` updates the eight sums.
-macro_rules! kernel {
-    ($name:ident, $len:expr, $bytes:expr, $at:ident, $x:ident, $acc:ident, $body:block) => {
-        /// # Safety
-        /// The processor has AVX2; the job's pointers cover its groups, its input row and eight results a group.
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn $name(job: &GemvJob) {
-            let blocks = job.cols / $len;
-            let mut $at = job.groups;
-            for index in 0..job.count {
-                let mut $acc = _mm256_setzero_ps();
-                let mut input: *const [ByteBlock; $len / 32] = job.byte.cast();
-                for _ in 0..blocks {
-                    // SAFETY: block by block inside the group and the input row, as promised by the caller.
-                    unsafe {
-                        let $x = &*input;
-                        $body
-                        input = input.add(1);
-                        $at = $at.add($bytes);
-                    }
-                }
-                // SAFETY: eight results a group.
-                unsafe { _mm256_storeu_ps(job.out.add(8 * index), $acc) };
-            }
-        }
+/// `Σ` of all steps in 16 bits.
+macro_rules! whole {
+    ($start:expr, $x:ident, $w:ident) => {
+        chain!($start, $x.q, 0, $w[0], $w[1], $w[2], $w[3], $w[4], $w[5], $w[6], $w[7])
     };
 }
 
-kernel!(q4_0, 32, 144, at, x, acc, {
-    let x = &x[0];
-    let w = nibbles(at.add(16));
-    let s = chain!(pair(x.centre8), x.q, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, s, halves(at), _mm256_set1_ps(x.d));
+product!(q4_0, byte: ByteBlock, 1 in 144, |at| (), |(), sub| (nibbles(at.add(16)), halves(at)), |(w, d), x, acc| {
+    acc = accumulate(acc, whole!(pair(x.centre8), x, w), d, _mm256_set1_ps(x.d));
 });
 
-kernel!(q4_1, 32, 160, at, x, acc, {
-    let x = &x[0];
-    let w = nibbles(at.add(32));
-    let s = chain!(_mm256_setzero_si256(), x.q, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, s, halves(at), _mm256_set1_ps(x.d));
-    acc = _mm256_fmadd_ps(halves(at.add(16)), _mm256_set1_ps(x.s), acc);
-});
-
-kernel!(q5_0, 32, 176, at, x, acc, {
-    let x = &x[0];
-    let w = fives(at.add(16));
-    let s = chain!(pair(x.centre16), x.q, 0, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
-    acc = accumulate(acc, s, halves(at), _mm256_set1_ps(x.d));
-});
-
-kernel!(q5_1, 32, 192, at, x, acc, {
-    let x = &x[0];
-    let w = fives(at.add(32));
-    let (d, d_input, zero) = (halves(at), _mm256_set1_ps(x.d), _mm256_setzero_si256());
-    acc = accumulate(acc, chain!(zero, x.q, 0, w[0], w[1], w[2], w[3]), d, d_input);
-    acc = accumulate(acc, chain!(zero, x.q, 4, w[4], w[5], w[6], w[7]), d, d_input);
-    acc = _mm256_fmadd_ps(halves(at.add(16)), _mm256_set1_ps(x.s), acc);
-});
-
-kernel!(q4_k, 256, 1184, at, x, acc, {
-    let d = halves(at);
-    let negated_dmin = _mm256_xor_ps(_mm256_set1_ps(-0.0), halves(at.add(16)));
-    for c in 0..4 {
-        let (a, b) = (&x[2 * c], &x[2 * c + 1]);
-        let codes = at.add(160 + 256 * c);
-        let mask = _mm256_set1_epi8(15);
-        let (mut a_sum, mut b_sum) = (_mm256_setzero_si256(), _mm256_setzero_si256());
-        macro_rules! step {
-            ($($j:literal)+) => {$(
-                let planes = load(codes.add(32 * $j));
-                let low = _mm256_and_si256(planes, mask);
-                let high = _mm256_and_si256(_mm256_srli_epi16(planes, 4), mask);
-                a_sum = chain!(a_sum, a.q, $j, low);
-                b_sum = chain!(b_sum, b.q, $j, high);
-            )+};
-        }
-        step!(0 1 2 3 4 5 6 7);
-        acc = accumulate(acc, a_sum, scales(d, at.add(32 + 16 * c)), _mm256_set1_ps(a.d));
-        acc = _mm256_fmadd_ps(minima(negated_dmin, at.add(96 + 16 * c)), _mm256_set1_ps(a.s), acc);
-        acc = accumulate(acc, b_sum, scales(d, at.add(40 + 16 * c)), _mm256_set1_ps(b.d));
-        acc = _mm256_fmadd_ps(minima(negated_dmin, at.add(104 + 16 * c)), _mm256_set1_ps(b.s), acc);
+product!(
+    q4_1, byte: ByteBlock, 1 in 160,
+    |at| (), |(), sub| (nibbles(at.add(32)), halves(at), halves(at.add(16))), |(w, d, m), x, acc| {
+        acc = accumulate(acc, whole!(_mm256_setzero_si256(), x, w), d, _mm256_set1_ps(x.d));
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
     }
+);
+
+product!(q5_0, byte: ByteBlock, 1 in 176, |at| (), |(), sub| (fives(at.add(16)), halves(at)), |(w, d), x, acc| {
+    acc = accumulate(acc, whole!(pair(x.centre16), x, w), d, _mm256_set1_ps(x.d));
 });
 
-kernel!(q5_k, 256, 1440, at, x, acc, {
-    let d = halves(at);
-    let negated_dmin = _mm256_xor_ps(_mm256_set1_ps(-0.0), halves(at.add(16)));
-    let zero = _mm256_setzero_si256();
-    for sub in 0..8 {
-        let w = if sub % 2 == 0 { fives_k::<false>(at, sub / 2) } else { fives_k::<true>(at, sub / 2) };
-        let x = &x[sub];
-        let (d, d_input) = (scales(d, at.add(32 + 8 * sub)), _mm256_set1_ps(x.d));
+product!(
+    q5_1, byte: ByteBlock, 1 in 192,
+    |at| (), |(), sub| (fives(at.add(32)), halves(at), halves(at.add(16))), |(w, d, m), x, acc| {
+        let (d_input, zero) = (_mm256_set1_ps(x.d), _mm256_setzero_si256());
         acc = accumulate(acc, chain!(zero, x.q, 0, w[0], w[1], w[2], w[3]), d, d_input);
         acc = accumulate(acc, chain!(zero, x.q, 4, w[4], w[5], w[6], w[7]), d, d_input);
-        acc = _mm256_fmadd_ps(minima(negated_dmin, at.add(96 + 8 * sub)), _mm256_set1_ps(x.s), acc);
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
     }
-});
+);
 
-kernel!(q6_k, 256, 1680, at, x, acc, {
-    let d = halves(at);
-    for (block, x) in x.iter().enumerate() {
-        let d_input = _mm256_set1_ps(x.d);
-        let w = sixes(at.add(144 + 192 * block));
-        let s = chain!(pair(x.centre32[0]), x.q, 0, w[0], w[1], w[2], w[3]);
-        acc = accumulate(acc, s, signed_scales(d, at.add(16 + 16 * block)), d_input);
-        let w = sixes(at.add(240 + 192 * block));
-        let s = chain!(pair(x.centre32[1]), x.q, 4, w[0], w[1], w[2], w[3]);
-        acc = accumulate(acc, s, signed_scales(d, at.add(24 + 16 * block)), d_input);
+product!(
+    q4_k, byte: ByteBlock, 8 in 1184, |at| k_scales(at),
+    |(d, negated_dmin), sub| (
+        half_nibbles(at.add(160 + 256 * (sub / 2)), sub % 2), scales(d, at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))
+    ),
+    |(w, d, m), x, acc| {
+        acc = accumulate(acc, whole!(_mm256_setzero_si256(), x, w), d, _mm256_set1_ps(x.d));
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
     }
-});
+);
+
+product!(
+    q5_k, byte: ByteBlock, 8 in 1440, |at| k_scales(at),
+    |(d, negated_dmin), sub| (fives_k(at, sub), scales(d, at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))),
+    |(w, d, m), x, acc| {
+        let (d_input, zero) = (_mm256_set1_ps(x.d), _mm256_setzero_si256());
+        acc = accumulate(acc, chain!(zero, x.q, 0, w[0], w[1], w[2], w[3]), d, d_input);
+        acc = accumulate(acc, chain!(zero, x.q, 4, w[4], w[5], w[6], w[7]), d, d_input);
+        acc = _mm256_fmadd_ps(m, _mm256_set1_ps(x.s), acc);
+    }
+);
+
+product!(
+    q6_k, byte: ByteBlock, 8 in 1680, |at| halves(at),
+    |d, sub| (
+        [sixes(at.add(144 + 192 * sub)), sixes(at.add(240 + 192 * sub))],
+        [signed_scales(d, at.add(16 + 16 * sub)), signed_scales(d, at.add(24 + 16 * sub))]
+    ),
+    |([v, w], d), x, acc| {
+        let d_input = _mm256_set1_ps(x.d);
+        acc = accumulate(acc, chain!(pair(x.centre32[0]), x.q, 0, v[0], v[1], v[2], v[3]), d[0], d_input);
+        acc = accumulate(acc, chain!(pair(x.centre32[1]), x.q, 4, w[0], w[1], w[2], w[3]), d[1], d_input);
+    }
+);

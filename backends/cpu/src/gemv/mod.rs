@@ -1,73 +1,78 @@
 //! Decode: products of a matrix with one row, or with few.
 //!
-//! Few rows share what is unpacked, where there is a kernel for it; otherwise they go one after the other over a part of the
-//! matrix that stays in cache. Up to [`few_rows`] that beats the panels of [`crate::gemm`].
+//! Weights are read once, as one stream a thread; few rows share what is unpacked of them. Up to [`few_rows`] that beats the
+//! panels of [`crate::gemm`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bytes;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod few;
 pub(crate) mod portable;
 
 use crate::activations::{Activations, BLOCK, ByteBlock, Forms, Precision, SplitBlock, WideBlock};
 use crate::memory::Shared;
 use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
-use crate::table::{FewKernel, KernelTable};
+use crate::table::{GemvKernel, KernelTable};
 use npuhal_models::WeightType;
 use std::ops::Range;
 
 /// Input rows up to which a matrix goes through GEMV rather than GEMM: where that is faster. The bits are the same either way.
 #[must_use]
 pub const fn few_rows(weight_type: WeightType) -> usize {
-    if decode::is_quantized(weight_type) { 8 } else { 1 }
+    if decode::is_quantized(weight_type) { MOST_ROWS } else { 1 }
 }
 
-/// Input rows from which it pays to unpack a group once for all: fewer wait for the memory, which one stream of weights serves
-/// best.
-const SHARING_ROWS: usize = 6;
-/// Bytes of weights that several input rows share before the next part.
-const PART_BYTES: usize = 64 << 10;
+/// Input rows of a job at most.
+pub(crate) const MOST_ROWS: usize = 8;
+/// How far ahead of their use weights are asked for: more than the memory takes to answer, within a page of the smallest size.
+#[cfg(target_arch = "x86_64")]
+const AHEAD_BYTES: usize = 4 << 10;
 /// Items of a thread in a product, where that makes them neither smaller nor larger than the bounds: a thread without a core
 /// holds the others up for less than an item, and each costs some tens of nanoseconds.
 const ITEMS_PER_THREAD: usize = 8;
 const ITEM_BYTES: Range<usize> = 16 << 10..128 << 10;
 
-/// What a GEMV kernel works on: `count` groups that follow each other, and one input row.
-#[derive(Debug)]
+/// What a GEMV kernel works on: `count` groups that follow each other, and one to [`MOST_ROWS`] input rows that do as well.
+#[derive(Debug, Clone, Copy)]
 pub struct GemvJob {
     pub(crate) weight_type: WeightType,
     pub(crate) groups: *const u8,
     pub(crate) count: usize,
     pub(crate) cols: usize,
+    pub(crate) rows: usize,
     pub(crate) split: *const SplitBlock,
     pub(crate) wide: *const WideBlock,
     pub(crate) byte: *const ByteBlock,
     pub(crate) dense: *const f32,
-    /// Eight results a group.
-    pub(crate) out: *mut f32,
-}
-
-/// What a kernel for few rows works on: `count` groups that follow each other, and two to eight input rows.
-#[derive(Debug)]
-pub struct FewJob {
-    pub(crate) weight_type: WeightType,
-    pub(crate) groups: *const u8,
-    pub(crate) group_bytes: usize,
-    pub(crate) count: usize,
-    /// Valid rows of the groups.
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    pub(crate) tokens: usize,
-    pub(crate) split: *const SplitBlock,
-    pub(crate) wide: *const WideBlock,
-    pub(crate) byte: *const ByteBlock,
-    /// The first group's results for the first input row.
+    /// Eight results a group, of the first input row.
     pub(crate) out: *mut f32,
     /// Elements between the results of two input rows.
     pub(crate) stride: usize,
+}
+
+impl GemvJob {
+    /// Runs a kernel that takes one input row on all of them.
+    ///
+    /// # Safety
+    /// That of the kernel, for each input row.
+    #[allow(unsafe_code, reason = "raw parts of a job")]
+    unsafe fn each_row(&self, kernel: GemvKernel) {
+        let blocks = self.cols / BLOCK;
+        for row in 0..self.rows {
+            let job = Self {
+                rows: 1,
+                split: self.split.wrapping_add(row * blocks),
+                wide: self.wide.wrapping_add(row * blocks),
+                byte: self.byte.wrapping_add(row * blocks),
+                dense: self.dense.wrapping_add(row * self.cols),
+                out: self.out.wrapping_add(row * self.stride),
+                ..*self
+            };
+            // SAFETY: the caller's promise.
+            unsafe { kernel(&job) };
+        }
+    }
 }
 
 /// The forms of its input that the GEMV kernel of a type reads.
@@ -115,22 +120,10 @@ pub fn run<const N: usize>(
         for (matrix, out) in matrices.iter().zip(&outs) {
             let groups = groups_within(matrix, before, &share);
             before += matrix.bytes().len();
-            let few = if byte_form(matrix, input) { table.byte_few } else { table.few };
-            if groups.is_empty() {
-                continue;
-            }
-            if let (SHARING_ROWS.., Some(kernel)) = (input.rows(), few(matrix.weight_type())) {
-                // SAFETY: lengths and forms were checked; shares are disjoint, so are the rows of their groups.
-                unsafe { run_few(kernel, matrix, groups, input, *out) };
-            } else {
-                let part = if input.rows() == 1 { groups.len() } else { (PART_BYTES / matrix.group_bytes()).max(1) };
-                for first in groups.clone().step_by(part) {
-                    for row in 0..input.rows() {
-                        let part = first..groups.end.min(first + part);
-                        // SAFETY: lengths and forms were checked; items are disjoint, so are the rows of their groups.
-                        unsafe { run_groups(table, matrix, part, input, row, *out) };
-                    }
-                }
+            for first in (0..input.rows()).step_by(MOST_ROWS) {
+                let rows = first..input.rows().min(first + MOST_ROWS);
+                // SAFETY: lengths and forms were checked; items are disjoint, so are the rows of their groups.
+                unsafe { run_groups(table, matrix, groups.clone(), input, rows, *out) };
             }
         }
     })
@@ -142,53 +135,6 @@ fn groups_within(matrix: &PackedMatrix, before: usize, share: &Range<usize>) -> 
     at(share.start)..at(share.end)
 }
 
-/// Whether a matrix's kernel reads inputs of 8 bits.
-fn byte_form(matrix: &PackedMatrix, input: &Activations) -> bool {
-    forms(matrix.weight_type(), input.precision()).byte
-}
-
-/// All rows of an input of two rows or more.
-///
-/// # Safety
-/// As [`run_groups`].
-#[allow(unsafe_code, reason = "raw parts of the outputs")]
-unsafe fn run_few(
-    kernel: FewKernel,
-    matrix: &PackedMatrix,
-    groups: Range<usize>,
-    input: &Activations,
-    out: Shared<f32>,
-) {
-    let (blocks, first) = (input.cols() / BLOCK, groups.start * GROUP_ROWS);
-    let mut row = 0;
-    while row < input.rows() {
-        // Never a single one, which the kernels do not take.
-        let tokens = match input.rows() - row {
-            9 => 5,
-            left => left.min(8),
-        };
-        let job = FewJob {
-            weight_type: matrix.weight_type(),
-            groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
-            group_bytes: matrix.group_bytes(),
-            count: groups.len(),
-            rows: (groups.end * GROUP_ROWS).min(matrix.rows()) - first,
-            cols: matrix.cols(),
-            tokens,
-            // Empty where the kernel does not read the form.
-            split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
-            wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
-            byte: input.byte().get(row * blocks..).unwrap_or_default().as_ptr(),
-            // SAFETY: a row of the matrix, so inside the output.
-            out: unsafe { out.ptr().add(row * matrix.rows() + first) },
-            stride: matrix.rows(),
-        };
-        // SAFETY: the pointers cover these groups and input rows; the results are this thread's own.
-        unsafe { kernel(&job) };
-        row += tokens;
-    }
-}
-
 /// # Safety
 /// `out` has the matrix's rows for each input row, and no other thread works on these groups.
 #[allow(unsafe_code, reason = "raw parts of the outputs")]
@@ -197,36 +143,40 @@ unsafe fn run_groups(
     matrix: &PackedMatrix,
     groups: Range<usize>,
     input: &Activations,
-    row: usize,
+    rows: Range<usize>,
     out: Shared<f32>,
 ) {
     let blocks = input.cols() / BLOCK;
-    let first_out = row * matrix.rows();
-    let kernels = if byte_form(matrix, input) { table.byte_gemv } else { table.gemv };
-    let kernel = kernels(matrix.weight_type());
-    let job = |groups: Range<usize>, out: *mut f32| GemvJob {
+    let byte = forms(matrix.weight_type(), input.precision()).byte;
+    let kernel = if byte { table.byte_gemv } else { table.gemv }(matrix.weight_type());
+    let job = |groups: Range<usize>, out: *mut f32, stride: usize| GemvJob {
         weight_type: matrix.weight_type(),
         groups: matrix.bytes()[groups.start * matrix.group_bytes()..].as_ptr(),
         count: groups.len(),
         cols: matrix.cols(),
+        rows: rows.len(),
         // Empty where the kernel does not read the form.
-        split: input.split().get(row * blocks..).unwrap_or_default().as_ptr(),
-        wide: input.wide().get(row * blocks..).unwrap_or_default().as_ptr(),
-        byte: input.byte().get(row * blocks..).unwrap_or_default().as_ptr(),
-        dense: input.dense().get(row * input.cols()..).unwrap_or_default().as_ptr(),
+        split: input.split().get(rows.start * blocks..).unwrap_or_default().as_ptr(),
+        wide: input.wide().get(rows.start * blocks..).unwrap_or_default().as_ptr(),
+        byte: input.byte().get(rows.start * blocks..).unwrap_or_default().as_ptr(),
+        dense: input.dense().get(rows.start * input.cols()..).unwrap_or_default().as_ptr(),
         out,
+        stride,
     };
     let whole = groups.start..groups.end.min(matrix.rows() / GROUP_ROWS);
     if !whole.is_empty() {
-        // SAFETY: eight results for each whole group, which are this thread's own.
-        unsafe { kernel(&job(whole.clone(), out.ptr().add(first_out + whole.start * GROUP_ROWS))) };
+        let first = rows.start * matrix.rows() + whole.start * GROUP_ROWS;
+        // SAFETY: eight results for each whole group and input row, which are this thread's own.
+        unsafe { kernel(&job(whole.clone(), out.ptr().add(first), matrix.rows())) };
     }
     if whole.end < groups.end {
-        let mut last = [0.0; GROUP_ROWS];
-        let rows = matrix.rows() % GROUP_ROWS;
-        // SAFETY: the kernel writes eight results to `last`.
-        unsafe { kernel(&job(groups.end - 1..groups.end, last.as_mut_ptr())) };
-        // SAFETY: the rows of the last group, which is this thread's own.
-        unsafe { out.slice(first_out + matrix.rows() - rows, rows) }.copy_from_slice(&last[..rows]);
+        let mut last = [[0.0; GROUP_ROWS]; MOST_ROWS];
+        let valid = matrix.rows() % GROUP_ROWS;
+        // SAFETY: the kernel writes eight results for each input row to `last`.
+        unsafe { kernel(&job(groups.end - 1..groups.end, last.as_mut_ptr().cast(), GROUP_ROWS)) };
+        for (row, last) in rows.clone().zip(&last) {
+            // SAFETY: the valid rows of the last group, which is this thread's own.
+            unsafe { out.slice((row + 1) * matrix.rows() - valid, valid) }.copy_from_slice(&last[..valid]);
+        }
     }
 }

@@ -10,11 +10,18 @@ use npuhal_core::dtype::{bf16_value, f16_value};
 use npuhal_models::WeightType;
 
 pub(crate) fn kernel(weight_type: WeightType) -> GemvKernel {
-    if is_quantized(weight_type) { quantized } else { plain }
+    if is_quantized(weight_type) {
+        // SAFETY: that of the kernel.
+        |job| unsafe { job.each_row(quantized) }
+    } else {
+        // SAFETY: that of the kernel.
+        |job| unsafe { job.each_row(plain) }
+    }
 }
 
 pub(crate) fn byte_kernel(_: WeightType) -> GemvKernel {
-    bytes
+    // SAFETY: that of the kernel.
+    |job| unsafe { job.each_row(bytes) }
 }
 
 /// # Safety

@@ -14,7 +14,7 @@ pub(crate) use ops::{Avx512Vnni, AvxVnni, Ops};
 
 use crate::activations::{BLOCK, ByteBlock, SplitBlock};
 use crate::gemm::{self, PanelJob};
-use crate::gemv::{self, GemvJob};
+use crate::gemv::{self, GemvJob, MOST_ROWS};
 use crate::table::{GemvKernel, PanelKernel};
 use npuhal_models::WeightType;
 
@@ -43,8 +43,8 @@ macro_rules! kernels {
             }
 
             /// # Safety
-            /// The processor has the instruction set; the job's pointers cover its groups, its input row and eight results a
-            /// group.
+            /// The processor has the instruction set; the job's pointers cover its groups, its input rows and eight results a
+            /// group and row.
             #[target_feature(enable = $features)]
             unsafe fn split(job: &GemvJob) {
                 // SAFETY: the caller's promise.
@@ -203,28 +203,46 @@ impl Input for ByteBlock {
 /// the block at `$at`.
 macro_rules! groups {
     ($job:ident, $input:ident, $subs:literal, $bytes:literal, $at:ident, $sub:ident => $weights:expr) => {{
+        let rows = if MOST == 1 { 1 } else { $job.rows.min(MOST) };
         let mut $at = $job.groups;
         for index in 0..$job.count {
-            let mut acc = O::splat_float(0.0);
+            let mut sums = [O::splat_float(0.0); MOST];
             for block in 0..$job.cols / ($subs * BLOCK) {
                 for $sub in 0..$subs {
                     let x = $input.add(block * $subs + $sub);
-                    acc = (*x).accumulate(&$weights, acc);
+                    let weights = $weights;
+                    for row in 0..rows {
+                        let sum = &mut *sums.as_mut_ptr().add(row);
+                        *sum = (*x.add(row * ($job.cols / BLOCK))).accumulate(&weights, *sum);
+                    }
                 }
                 $at = $at.add($bytes);
             }
-            O::store(acc, $job.out.add(8 * index));
+            for row in 0..rows {
+                O::store(sums[row], $job.out.add(row * $job.stride + 8 * index));
+            }
         }
     }};
 }
 
-/// A job's groups times its input row, whose blocks start at `input`.
+/// A job's groups times its input rows, whose blocks start at `input`.
 ///
 /// # Safety
-/// The processor has the instructions of `O`; the job's pointers cover its groups, its input row and eight results a group.
+/// The processor has the instructions of `O`; the job's pointers cover its groups, its input rows and eight results a group and
+/// row.
 #[inline(always)]
 unsafe fn product<O: Ops, I: Input>(job: &GemvJob, input: *const I) {
-    // SAFETY: block by block inside the groups and the input row, as promised by the caller; eight results a group.
+    // SAFETY: the caller's promise.
+    unsafe { if job.rows == 1 { product_of::<O, I, 1>(job, input) } else { product_of::<O, I, MOST_ROWS>(job, input) } }
+}
+
+/// As [`product`], of at most `MOST` input rows.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn product_of<O: Ops, I: Input, const MOST: usize>(job: &GemvJob, input: *const I) {
+    // SAFETY: block by block inside the groups and the input rows, as promised by the caller; eight results a group and row.
     unsafe {
         match job.weight_type {
             WeightType::Q4_0 => groups!(job, input, 1, 144, at, sub => {

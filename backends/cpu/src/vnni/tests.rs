@@ -58,21 +58,24 @@ impl Case {
         Self { weight_type, cols, groups, split, wide, byte: x.iter().map(quantize_byte_block).collect() }
     }
 
-    fn gemv(&self, token: usize, kernel: GemvKernel) -> Vec<u32> {
-        let mut out = [f32::NAN; 2 * GROUP_ROWS];
-        let first = token * self.cols / BLOCK;
+    /// Results of `rows` input rows from `first` on.
+    fn gemv(&self, first: usize, rows: usize, kernel: GemvKernel) -> Vec<u32> {
+        let mut out = vec![f32::NAN; rows * 2 * GROUP_ROWS];
+        let first = first * self.cols / BLOCK;
         let job = GemvJob {
             weight_type: self.weight_type,
             groups: self.groups.as_ptr(),
             count: 2,
             cols: self.cols,
+            rows,
             split: self.split[first..].as_ptr(),
             wide: self.wide[first..].as_ptr(),
             byte: self.byte[first..].as_ptr(),
             dense: std::ptr::null(),
             out: out.as_mut_ptr(),
+            stride: 2 * GROUP_ROWS,
         };
-        // SAFETY: two groups, an input row and sixteen results; the kernels are of this processor's instruction sets.
+        // SAFETY: two groups, the input rows and sixteen results for each; the kernels are of this processor's instruction sets.
         unsafe { kernel(&job) };
         out.iter().map(|x| x.to_bits()).collect()
     }
@@ -103,7 +106,7 @@ impl Case {
 
     /// The portable kernels' bits, by row, for inputs of 15 and of 8 bits.
     fn wanted(&self) -> [Vec<Vec<u32>>; 2] {
-        let rows = |kernel| (0..TOKENS).map(|token| self.gemv(token, kernel)).collect();
+        let rows = |kernel| (0..TOKENS).map(|token| self.gemv(token, 1, kernel)).collect();
         [rows(portable::kernel(self.weight_type)), rows(portable::byte_kernel(self.weight_type))]
     }
 }
@@ -149,9 +152,11 @@ proptest! {
             let case = Case::new(weight_type, blocks, extreme, seed);
             let [wanted, wanted_bytes] = case.wanted();
             for token in 0..TOKENS {
-                prop_assert_eq!(&case.gemv(token, split), &wanted[token], "{}", weight_type);
-                prop_assert_eq!(&case.gemv(token, bytes), &wanted_bytes[token], "{}, 8 bits", weight_type);
+                prop_assert_eq!(&case.gemv(token, 1, split), &wanted[token], "{}", weight_type);
+                prop_assert_eq!(&case.gemv(token, 1, bytes), &wanted_bytes[token], "{}, 8 bits", weight_type);
             }
+            prop_assert_eq!(case.gemv(0, TOKENS, split), wanted.concat(), "{}: rows together", weight_type);
+            prop_assert_eq!(case.gemv(0, TOKENS, bytes), wanted_bytes.concat(), "{}: rows together, 8 bits", weight_type);
             if Features::avx2().is_some() {
                 prop_assert_eq!(case.gemm(word_panel), wanted, "{}: panels", weight_type);
                 prop_assert_eq!(case.gemm(byte_panel), wanted_bytes, "{}: panels, 8 bits", weight_type);
@@ -167,9 +172,11 @@ proptest! {
                 let case = Case::new(weight_type, blocks, extreme, seed);
                 let [wanted, wanted_bytes] = case.wanted();
                 for token in 0..TOKENS {
-                    prop_assert_eq!(&case.gemv(token, (table.gemv)(weight_type)), &wanted[token]);
-                    prop_assert_eq!(&case.gemv(token, (table.byte_gemv)(weight_type)), &wanted_bytes[token]);
+                    prop_assert_eq!(&case.gemv(token, 1, (table.gemv)(weight_type)), &wanted[token]);
+                    prop_assert_eq!(&case.gemv(token, 1, (table.byte_gemv)(weight_type)), &wanted_bytes[token]);
                 }
+                prop_assert_eq!(case.gemv(0, TOKENS, (table.gemv)(weight_type)), wanted.concat());
+                prop_assert_eq!(case.gemv(0, TOKENS, (table.byte_gemv)(weight_type)), wanted_bytes.concat());
                 prop_assert_eq!(case.gemm((table.panel)(weight_type)), wanted);
                 prop_assert_eq!(case.gemm((table.byte_panel)(weight_type)), wanted_bytes);
             }
