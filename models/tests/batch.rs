@@ -144,6 +144,23 @@ fn a_request_takes_the_sequence_that_holds_its_prompt() {
     same(&outcomes.ended[&again], &alone(&request(vec![2, 2, 2, 2, 0], 2), &tokenizer).0);
 }
 
+/// Two conversations with one system prompt took the same of four sequences by turns, and each was computed anew.
+#[test]
+fn alternating_conversations_keep_their_caches() {
+    let tokenizer = FakeTokenizer::default();
+    let mut batch = Batch::new(Box::new(stepper(4)), &tokenizer);
+    let mut outcomes = Outcomes::default();
+    let mut cached = |prompt: &[TokenId]| {
+        let id = batch.submit(request(prompt.to_vec(), 2), Control::new()).unwrap();
+        outcomes.run(&mut batch);
+        outcomes.ended[&id].stats.cached_prompt_tokens
+    };
+    let (a, b) = ([1, 1, 2, 2, 2, 2, 2, 2], [1, 1, 3, 3, 3, 3, 3, 3]);
+    assert_eq!([&a, &a, &b, &a, &b].map(|prompt| cached(prompt)), [0, 7, 0, 7, 7]);
+    // A long system prompt is worth more than the little behind it.
+    assert_eq!([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]].map(|prompt| cached(&prompt)), [0, 4]);
+}
+
 /// The cache was asked what it holds before the stepper began, and every second request failed: "a sequence that holds 0".
 #[test]
 fn a_stepper_that_forgets_when_it_begins_serves_one_prompt_twice() {

@@ -117,7 +117,7 @@ pub struct CommonRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 1)]
     pub min_p: Option<f64>,
-    /// Divide the logits of tokens seen before.
+    /// Divide the logits of tokens seen before. Where it is absent, `repeat_penalty` is read.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0.1, maximum = 2)]
     pub repetition_penalty: Option<f64>,

@@ -151,7 +151,9 @@ impl SamplingParams {
             (PRESENCE, &mut params.presence_penalty),
             (FREQUENCY, &mut params.frequency_penalty),
         ] {
-            if let Some(value) = given(body, field) {
+            // Some user interfaces use the name that llama.cpp has for it.
+            let other_name = || if field == REPETITION { given(body, "repeat_penalty") } else { None };
+            if let Some(value) = given(body, field).or_else(other_name) {
                 *slot = value.as_f64().ok_or_else(|| SamplingError::NotANumber { field, found: value.to_string() })?;
             }
         }
