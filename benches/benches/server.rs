@@ -246,13 +246,16 @@ impl Server {
             "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         )?;
+        // Every event is a chunk of its own: its lines are whole. They are looked into when all are there, because this client
+        // takes its time from the cores of the model.
+        let mut lines = Vec::with_capacity(4 * tokens + 16);
+        for line in BufReader::new(socket).lines() {
+            lines.push((line?, Instant::now()));
+        }
         let (mut text, mut first, mut last) = (String::new(), None, Instant::now());
         let mut stats = serde_json::Value::Null;
-        // Every event is a chunk of its own: its lines are whole.
-        for line in BufReader::new(socket).lines() {
-            let line = line?;
+        for (line, now) in lines {
             let Some(data) = line.strip_prefix("data: ").filter(|data| *data != "[DONE]") else { continue };
-            let now = Instant::now();
             let event: serde_json::Value = serde_json::from_str(data)?;
             if let Some(message) = event["error"]["message"].as_str() {
                 return Err(message.into());

@@ -204,6 +204,30 @@ fn a_worker_that_is_killed_ends_its_streams_with_an_error_and_is_replaced() {
     server.end();
 }
 
+/// The cores that the first thread of a process may run on, as Linux lists them.
+fn cores(process: u32) -> String {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned()
+}
+
+#[test]
+fn the_server_leaves_a_core_to_its_worker_and_workers_have_all() {
+    let home = Home::new();
+    let all = cores(std::process::id());
+    let server = serve(&home, &[]);
+    for round in 1..=2 {
+        let worker = server.worker();
+        assert_eq!(server.post("/v1/chat/completions", &chat(json!({}))).status, 200);
+        let is_only_one = all.parse::<u32>().is_ok();
+        assert_eq!(cores(server.pid()) == all, is_only_one, "of {all}");
+        assert_eq!(cores(worker), all);
+        // The next one is started by a thread that had left a core.
+        signal(worker, rustix::process::Signal::KILL);
+        server.wait_for(|ready| ready["worker_restarts"] == round && ready["status"] == "ready");
+    }
+    server.end();
+}
+
 #[test]
 fn a_client_that_goes_away_keeps_the_worker() {
     let home = Home::new();

@@ -1,6 +1,7 @@
 //! Which models are resident: a bounded number of workers, started on request, the least recently used one ended first,
 //! replaced when they die.
 
+use crate::cores::Cores;
 use crate::job::{Job, Load, Resident};
 use crate::metrics::Metrics;
 use crate::worker::link::{Hosting, JobEvents, StartError, Watch, Worker};
@@ -73,6 +74,7 @@ pub(crate) struct Fleet {
     metrics: Arc<Metrics>,
     /// By model, when and why it could not be made ready the last time.
     failures: Mutex<HashMap<usize, (Instant, FleetError)>>,
+    cores: Cores,
     this: Weak<Fleet>,
 }
 
@@ -127,8 +129,8 @@ impl Fleet {
         };
         let slots = (0..options.max_resident.max(1)).map(|_| slot()).collect();
         let (clock, closed) = (AtomicU64::new(0), AtomicBool::new(false));
-        let failures = Mutex::default();
-        Arc::new_cyclic(|this| Self { options, slots, clock, closed, metrics, failures, this: this.clone() })
+        let (failures, cores) = (Mutex::default(), Cores::of_this_thread());
+        Arc::new_cyclic(|this| Self { options, slots, clock, closed, metrics, failures, cores, this: this.clone() })
     }
 
     pub(crate) fn models(&self) -> &[ModelEntry] {
@@ -282,7 +284,7 @@ impl Fleet {
             silence_limit: self.options.stall_limit,
             stall_limit: self.options.stall_limit,
         };
-        let worker = match Worker::start(&self.options.hosting, load, watch).await {
+        let worker = match Worker::start(&self.options.hosting, load, watch, self.cores).await {
             Ok(worker) => Arc::new(worker),
             Err(error) => {
                 tracing::error!(model = %entry.id, %error, "a model could not be made ready");

@@ -183,6 +183,11 @@ pub enum Report {
         /// What.
         event: JobEvent,
     },
+    /// The thread that reports runs on another core than before.
+    Core {
+        /// Number of the core.
+        number: usize,
+    },
     /// Answer to a ping.
     Pong {
         /// That of the ping.

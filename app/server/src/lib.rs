@@ -4,6 +4,7 @@
 //! messages ([`job`]). All text behaviour comes from the one generation loop of `npuhal-models`, which runs in the worker.
 
 mod admission;
+mod cores;
 mod fleet;
 mod http;
 pub mod job;

@@ -21,10 +21,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::{Sleep, sleep_until};
 
 /// Time beside its limit that a worker has to tell that a job's time is over.
 const GRACE: Duration = Duration::from_secs(5);
@@ -145,7 +147,8 @@ struct Generation {
     stream: bool,
     model: String,
     arrived: Instant,
-    deadline: Instant,
+    /// Ends with the time of the job.
+    overdue: Pin<Box<Sleep>>,
     usage: Usage,
     stats: Option<Stats>,
     truncation: PromptLoss,
@@ -184,7 +187,8 @@ impl Generation {
             let remaining = deadline.saturating_duration_since(Instant::now());
             job.time_limit_ms = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);
             let mut events = lease.run(job.clone());
-            let first = event_before(deadline, &mut events).await;
+            let first = at(deadline + GRACE, events.next()).await;
+            let first = first.unwrap_or(Some(JobEvent::Failed(JobFailure::TimedOut)));
             if is_second || !matches!(first, Some(JobEvent::Failed(JobFailure::WorkerLost))) {
                 break (lease, events, first);
             }
@@ -207,7 +211,7 @@ impl Generation {
             stream: ask.stream,
             model: name,
             arrived,
-            deadline,
+            overdue: Box::pin(sleep_until((deadline + GRACE).into())),
             usage: Usage::default(),
             stats: None,
             truncation,
@@ -225,7 +229,11 @@ impl Generation {
 
     /// The next event.
     async fn next(&mut self) -> Result<Option<JobEvent>, JobFailure> {
-        let event = event_before(self.deadline, &mut self.events).await;
+        let event = tokio::select! {
+            biased;
+            event = self.events.next() => event,
+            () = self.overdue.as_mut() => Some(JobEvent::Failed(JobFailure::TimedOut)),
+        };
         self.note(event)
     }
 
@@ -358,19 +366,25 @@ impl Generation {
         let mut told_chars: HashMap<u32, usize> = HashMap::new();
         // News of the worker that tell the client nothing do not end its silence.
         let mut last_sent = Instant::now();
+        let heartbeat = self.service.heartbeat;
+        // Neither is made anew for each token.
+        let (closed, silence) = (outbox.closed(), sleep_until((last_sent + heartbeat).into()));
+        tokio::pin!(closed, silence);
         loop {
-            let heartbeat = self.service.heartbeat;
             let next = tokio::select! {
                 biased;
-                () = outbox.closed() => {
+                () = closed.as_mut() => {
                     self.count_outcome("disconnected");
                     return;
                 }
                 next = self.next() => next,
-                () = tokio::time::sleep_until((last_sent + heartbeat).into()) => {
-                    last_sent = Instant::now();
-                    // A comment; it tells proxies and clients that the prompt is still being computed.
-                    outbox.put(Bytes::from_static(b": working\n\n"));
+                () = silence.as_mut() => {
+                    if last_sent.elapsed() >= heartbeat {
+                        last_sent = Instant::now();
+                        // A comment; it tells proxies and clients that the prompt is still being computed.
+                        outbox.put(Bytes::from_static(b": working\n\n"));
+                    }
+                    silence.as_mut().reset((last_sent + heartbeat).into());
                     continue;
                 }
             };
@@ -491,11 +505,6 @@ fn at_index(choices: &mut Vec<Choice>, index: u32) -> &mut Choice {
         choices.resize_with(index + 1, Choice::default);
     }
     &mut choices[index]
-}
-
-/// The next event, or that the time of the job was over.
-async fn event_before(deadline: Instant, events: &mut JobEvents) -> Option<JobEvent> {
-    at(deadline + GRACE, events.next()).await.unwrap_or(Some(JobEvent::Failed(JobFailure::TimedOut)))
 }
 
 /// The result of `future` if it comes before `deadline`.

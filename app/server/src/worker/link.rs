@@ -1,6 +1,7 @@
 //! A worker as the server sees it: its process, its socket, its jobs.
 
 use super::frame;
+use crate::cores::Cores;
 use crate::job::{Job, JobEvent, JobFailure, JobId, Load, Order, Report, Resident};
 use std::collections::HashMap;
 use std::io;
@@ -145,9 +146,11 @@ impl Jobs {
 
 impl Worker {
     /// Starts a worker and waits until its model is ready.
-    pub(crate) async fn start(hosting: &Hosting, load: Load, watch: Watch) -> Result<Self, StartError> {
+    pub(crate) async fn start(hosting: &Hosting, load: Load, watch: Watch, cores: Cores) -> Result<Self, StartError> {
         let (ours, theirs) = StdUnixStream::pair().map_err(StartError::Spawn)?;
         ours.set_nonblocking(true).map_err(StartError::Spawn)?;
+        // A worker computes on the cores that its parent has when it starts it.
+        cores.take_all();
         let child = match hosting {
             Hosting::Process { program, arguments } => {
                 let mut command = Command::new(program);
@@ -183,7 +186,7 @@ impl Worker {
         let (killer, killed) = oneshot::channel();
         let (gone_sender, gone) = watch_channel();
         let jobs = Arc::new(Jobs::default());
-        let life = Life { process, watch, jobs: Arc::clone(&jobs), gone: gone_sender };
+        let life = Life { process, watch, jobs: Arc::clone(&jobs), gone: gone_sender, cores };
         tokio::spawn(life.run(reader, writer, order_queue, orders.clone(), killed));
         let (kill, told_to_end) = (Mutex::new(Some(killer)), AtomicBool::new(false));
         Ok(Self { resident, orders, jobs, next_id: AtomicU64::new(1), gone, kill, told_to_end })
@@ -287,6 +290,7 @@ struct Life {
     watch: Watch,
     jobs: Arc<Jobs>,
     gone: watch::Sender<bool>,
+    cores: Cores,
 }
 
 impl Life {
@@ -310,12 +314,13 @@ impl Life {
             // The reading side sees the end.
             std::future::pending::<()>().await;
         };
-        let (jobs, limits) = (Arc::clone(&self.jobs), self.watch);
+        let (jobs, limits, cores) = (Arc::clone(&self.jobs), self.watch, self.cores);
         let heard = Mutex::new(Instant::now());
         let reading = async {
             loop {
                 match frame::receive::<Report>(&mut reader).await {
                     Ok(Some(Report::Event { id, event })) => jobs.give(id, event),
+                    Ok(Some(Report::Core { number })) => cores.leave(number),
                     Ok(Some(Report::Pong { stalled_ms: Some(stalled), .. }))
                         if Duration::from_millis(stalled) > limits.stall_limit =>
                     {
@@ -349,6 +354,7 @@ impl Life {
         };
         let status = if reason.is_empty() { self.process.end_gently().await } else { self.process.end().await };
         tracing::info!(%reason, %status, "a worker has ended");
+        self.cores.take_all();
         // First the mark, so that no job is handed over after the last were failed.
         let _ = self.gone.send(true);
         self.jobs.fail_all();

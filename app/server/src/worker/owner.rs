@@ -14,6 +14,7 @@ use npuhal_models::stop::StopStrings;
 use npuhal_models::thinking::{Thinking, prompt_opens_thoughts};
 use npuhal_models::window::{Overflow, PromptTruncation, Truncation};
 use npuhal_models::{Specials, Tokenizer};
+use rustix::thread::sched_getcpu;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
@@ -23,8 +24,9 @@ use std::ops::ControlFlow;
 pub(super) fn run(loaded: Loaded, queue: &Queue, running: &Running, reports: &Reports) -> io::Result<()> {
     let Loaded { session, tokenizer, prompter, overflow, .. } = loaded;
     let context_lost = Cell::new(false);
-    let frames = RefCell::new(Vec::new());
-    let desk = Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports, frames, context_lost };
+    let (frames, core) = (RefCell::new(Vec::new()), Cell::new(None));
+    let desk =
+        Desk { tokenizer: &tokenizer, prompter: &prompter, overflow, running, reports, frames, core, context_lost };
     match session {
         Session::Stepper(stepper) => desk.run_batch(Batch::new(stepper, &tokenizer), queue),
         generator => desk.run_generator(TextGenerator::new(generator), queue),
@@ -40,6 +42,8 @@ struct Desk<'a> {
     reports: &'a Reports,
     /// Reports on their way out: those of a step go together, so that the parent is woken once.
     frames: RefCell<Vec<u8>>,
+    /// The core that was last reported.
+    core: Cell<Option<usize>>,
     /// Whether a job has cost the device its context, and no later one has run.
     context_lost: Cell<bool>,
 }
@@ -61,6 +65,10 @@ impl Desk<'_> {
         let mut frames = self.frames.borrow_mut();
         if frames.is_empty() {
             return Ok(());
+        }
+        let number = sched_getcpu();
+        if self.core.replace(Some(number)) != Some(number) {
+            frame::append(&mut frames, &Report::Core { number })?;
         }
         let sent = self.reports.send_frames(&frames);
         frames.clear();
