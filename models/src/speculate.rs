@@ -8,7 +8,7 @@
 //! How many tokens are drafted follows from what was measured in the same generation: how often drafts of such a match came
 //! true, and what a pass of so many rows costs. Where that promises no gain nothing is drafted; what would have been is still
 //! held against what comes, which costs nothing. More rows than were tried are taken to cost little more each, and are tried
-//! by doubling: on processors that read the weights once for all rows, two rows are dear and sixteen are cheap.
+//! by doubling: what a row more costs differs from processor to processor and from one number of rows to the next.
 
 use npuhal_core::stage::TokenId;
 use serde::{Deserialize, Serialize};

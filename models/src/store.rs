@@ -11,6 +11,7 @@ use crate::package;
 use crate::pull::lock::Lock;
 use crate::q4nx;
 use npuhal_core::error::RunError;
+use npuhal_core::file::write_whole;
 use npuhal_core::stage::Control;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -427,9 +428,7 @@ impl Store {
         let written =
             serde_json::to_vec(&Record::new(metadata, entry.sha256)).map_err(io::Error::from).and_then(|json| {
                 fs::create_dir_all(self.folder.join(".verified"))?;
-                let new = path.with_extension("new");
-                fs::write(&new, json)?;
-                fs::rename(&new, &path)
+                write_whole(&path, &json)
             });
         if let Err(error) = written {
             tracing::debug!("{}: not written: {error}", path.display());

@@ -6,6 +6,7 @@ use super::plan::{self, Array, LayerArray, Storage, layer_array};
 use crate::hexadecimal;
 use crate::map::FileMap;
 use crate::tensor::{Tensor, WeightType};
+use npuhal_core::file::write_whole;
 use npuhal_core::stage::Control;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -280,9 +281,7 @@ fn write_records(path: Option<&Path>, records: &BTreeMap<String, Record>) {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let new = path.with_extension("new");
-        fs::write(&new, json)?;
-        fs::rename(&new, path)
+        write_whole(path, &json)
     });
     if let Err(error) = written {
         tracing::debug!("{}: not written: {error}", path.display());
