@@ -1,5 +1,4 @@
-//! Decode products of one, four and eight input rows: bytes of weights a second times rows, beside a loop that only reads the same
-//! bytes.
+//! Decode products: bytes of weights a second, beside a loop that only reads the same bytes.
 
 mod common;
 
@@ -24,21 +23,19 @@ fn main() {
                 let matrix = matrix(weight_type, rows, cols, &pool);
                 let bytes = matrix.bytes().len();
                 let mut random = Random(1);
+                let x: Vec<f32> = (0..cols).map(|_| random.unit()).collect();
                 let mut cases = vec![Case::new("read only", bytes, || {
                     black_box(limits::read(&pool, matrix.bytes()).expect("no panic"));
                 })];
                 for (name, precision) in [("15 bits", Precision::Bits15), ("8 bits", Precision::Bits8)] {
-                    for inputs in [1, 4, 8] {
-                        let mut input = Activations::new();
-                        input.reset(inputs, cols, precision, gemv::forms(weight_type, precision));
-                        let x: Vec<f32> = (0..inputs * cols).map(|_| random.unit()).collect();
-                        input.fill(table, &x);
-                        let mut out = vec![0.0; inputs * rows];
-                        let (pool, matrix) = (&pool, &matrix);
-                        cases.push(Case::new(&format!("{name} × {inputs}"), inputs * bytes, move || {
-                            gemv::run(pool, table, [matrix], &input, [black_box(&mut out)]).expect("no panic");
-                        }));
-                    }
+                    let mut input = Activations::new();
+                    input.reset(1, cols, precision, gemv::forms(weight_type, precision));
+                    input.fill(table, &x);
+                    let mut out = vec![0.0; rows];
+                    let (pool, matrix) = (&pool, &matrix);
+                    cases.push(Case::new(name, bytes, move || {
+                        gemv::run(pool, table, [matrix], &input, [black_box(&mut out)]).expect("no panic");
+                    }));
                 }
                 compare(&format!("gemv/{place}/{threads}T/{}", weight_type.name()), "GB/s", cases);
             }

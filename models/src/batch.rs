@@ -262,16 +262,15 @@ impl<'t> Batch<'t> {
         }
     }
 
-    /// The free sequence that holds most of the prompt, where that is at least half of the prompt or of what it holds; else, so
-    /// that a few shared tokens of a system prompt do not cost another conversation its cache, the one that was not in use for
-    /// longest.
+    /// The free sequence that holds most of the prompt, where that is at least half of what it holds; else, so that the tokens of
+    /// a system prompt do not cost another conversation its cache, the one that was not in use for longest.
     fn free_sequence(&self, request: &GenerationRequest) -> Option<SequenceId> {
         let ids = (0..self.steps.sequences()).map(|id| SequenceId(id as u32));
         let free = ids.filter(|id| self.active.iter().all(|active| active.sequence.id() != *id));
         free.min_by_key(|id| {
             let cache = self.steps.cache(*id);
             let reusable = cache.reusable(&request.prompt);
-            let pays = 2 * reusable >= request.prompt.len() || 2 * reusable >= cache.tokens().len();
+            let pays = 2 * reusable >= cache.tokens().len();
             (std::cmp::Reverse(if pays { reusable } else { 0 }), self.last_use[id.0 as usize])
         })
     }

@@ -157,8 +157,11 @@ fn alternating_conversations_keep_their_caches() {
     };
     let (a, b) = ([1, 1, 2, 2, 2, 2, 2, 2], [1, 1, 3, 3, 3, 3, 3, 3]);
     assert_eq!([&a, &a, &b, &a, &b].map(|prompt| cached(prompt)), [0, 7, 0, 7, 7]);
-    // A long system prompt is worth more than the little behind it.
-    assert_eq!([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]].map(|prompt| cached(&prompt)), [0, 4]);
+    // A new conversation, nearly all of it system prompt, beside a long one.
+    let (long, new) = ([[1; 3].as_slice(), &[4; 20]].concat(), [1, 1, 1, 5]);
+    assert_eq!([&long[..], &new, &long].map(&mut cached), [0, 0, 22]);
+    // What is saved is more than what is lost.
+    assert_eq!([[7, 2, 3, 4, 5, 6], [7, 2, 3, 4, 8, 8]].map(|prompt| cached(&prompt)), [0, 4]);
 }
 
 /// The cache was asked what it holds before the stepper began, and every second request failed: "a sequence that holds 0".

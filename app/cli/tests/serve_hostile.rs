@@ -126,7 +126,7 @@ fn odd_value(random: &mut Random) -> String {
     }
 }
 
-const FIELDS: [&str; 27] = [
+const FIELDS: [&str; 28] = [
     "model",
     "messages",
     "prompt",
@@ -143,6 +143,7 @@ const FIELDS: [&str; 27] = [
     "top_k",
     "min_p",
     "repetition_penalty",
+    "repeat_penalty",
     "presence_penalty",
     "frequency_penalty",
     "seed",

@@ -122,9 +122,13 @@ fn unknown_fields_are_ignored_and_known_ones_checked() {
         let answer = server.post(path, &with(body, extra.clone()));
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
     }
-    // Open WebUI sends the penalty by this name, and it was ignored.
-    let answer = server.post(CHAT, &chat(json!({"repeat_penalty": 1.25})));
-    assert_eq!(answer.json()["x_npuhal_stats"]["sampling"]["repetition_penalty"], 1.25);
+    // The name that llama.cpp and Open WebUI use.
+    for (fields, wanted) in
+        [(json!({"repeat_penalty": 1.25}), 1.25), (json!({"repeat_penalty": 1.25, "repetition_penalty": 1.5}), 1.5)]
+    {
+        let answer = server.post(CHAT, &chat(fields));
+        assert_eq!(answer.json()["x_npuhal_stats"]["sampling"]["repetition_penalty"], wanted);
+    }
     let wrong = [
         (CHAT, json!({"temperature": "hot"}), "temperature"),
         (CHAT, json!({"top_p": 0}), "top_p"),
@@ -134,7 +138,7 @@ fn unknown_fields_are_ignored_and_known_ones_checked() {
         (CHAT, json!({"frequency_penalty": 3}), "frequency_penalty"),
         (CHAT, json!({"presence_penalty": true}), "presence_penalty"),
         (CHAT, json!({"repetition_penalty": 0}), "repetition_penalty"),
-        (CHAT, json!({"repeat_penalty": 3}), "repetition_penalty"),
+        (CHAT, json!({"repeat_penalty": 3}), "repeat_penalty"),
         (CHAT, json!({"logit_bias": {"x": 1}}), "logit_bias"),
         (CHAT, json!({"logit_bias": {"1": 1000}}), "logit_bias"),
         (CHAT, json!({"stop": ["a", "b", "c", "d", "e"]}), "stop"),

@@ -5,18 +5,23 @@
 //! anything to do. On any other core the woken process costs that core's part alone.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The cores that a thread may run on. Threads and processes that it starts may run on the same, so it takes all before.
-#[derive(Debug, Clone, Copy)]
+/// The cores that a thread may run on. Threads and processes that it starts may run on the same, so it takes all before; its
+/// runtime starts no threads for blocking work.
+#[derive(Debug, Clone)]
 pub(crate) struct Cores {
     /// `None` where that is not to be had: nothing is changed then.
     allowed: Option<CpuSet>,
+    /// Whether one was left. As long as none was, what the system gives or takes holds.
+    left: Arc<AtomicBool>,
 }
 
 impl Cores {
     /// Those of this thread as it is.
     pub(crate) fn of_this_thread() -> Self {
-        Self { allowed: sched_getaffinity(None).ok() }
+        Self { allowed: sched_getaffinity(None).ok(), left: Arc::default() }
     }
 
     /// This thread leaves `core`, if there is another one.
@@ -27,13 +32,14 @@ impl Cores {
         }
         cores.unset(core);
         if cores.count() > 0 {
+            self.left.store(true, Ordering::Relaxed);
             Self::set(&cores);
         }
     }
 
     /// This thread may run on all again.
     pub(crate) fn take_all(&self) {
-        if let Some(cores) = &self.allowed {
+        if let (Some(cores), true) = (&self.allowed, self.left.swap(false, Ordering::Relaxed)) {
             Self::set(cores);
         }
     }

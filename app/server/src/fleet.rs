@@ -284,7 +284,7 @@ impl Fleet {
             silence_limit: self.options.stall_limit,
             stall_limit: self.options.stall_limit,
         };
-        let worker = match Worker::start(&self.options.hosting, load, watch, self.cores).await {
+        let worker = match Worker::start(&self.options.hosting, load, watch, self.cores.clone()).await {
             Ok(worker) => Arc::new(worker),
             Err(error) => {
                 tracing::error!(model = %entry.id, %error, "a model could not be made ready");

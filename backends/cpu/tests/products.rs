@@ -306,7 +306,7 @@ fn several_matrices_share_one_region() {
     }
 }
 
-/// More groups than share a part of the work, the last one not whole, and every number of rows of a tile.
+/// Several items, the last group not whole, and every number of rows of a job.
 #[test]
 fn few_rows_of_a_large_matrix_have_the_bits_of_one() {
     let mut random = Random(11);
@@ -320,8 +320,10 @@ fn few_rows_of_a_large_matrix_have_the_bits_of_one() {
                 let way = Way { features, precision, threads: 1 };
                 let x = input_rows(Inputs::Outliers, 17, cols, &mut random);
                 let wanted = bits(&by_gemv(way, &matrix, &x));
-                for tokens in [2, 3, 4, 5, 7, 8, 9, 10, 17] {
-                    let found = bits(&by_few_rows(way, &matrix, &x[..tokens * cols]));
+                for (tokens, threads) in
+                    [(1, 3), (2, 1), (3, 3), (4, 1), (5, 3), (6, 1), (7, 3), (8, 1), (9, 3), (17, 2)]
+                {
+                    let found = bits(&by_few_rows(Way { threads, ..way }, &matrix, &x[..tokens * cols]));
                     assert!(found == wanted[..tokens * rows], "{weight_type} {precision:?}: {tokens} rows");
                 }
             }

@@ -151,11 +151,15 @@ impl SamplingParams {
             (PRESENCE, &mut params.presence_penalty),
             (FREQUENCY, &mut params.frequency_penalty),
         ] {
-            // Some user interfaces use the name that llama.cpp has for it.
-            let other_name = || if field == REPETITION { given(body, "repeat_penalty") } else { None };
-            if let Some(value) = given(body, field).or_else(other_name) {
+            if let Some(value) = given(body, field) {
                 *slot = value.as_f64().ok_or_else(|| SamplingError::NotANumber { field, found: value.to_string() })?;
             }
+        }
+        // The name that llama.cpp has for it, and user interfaces from it.
+        if let (None, Some(value)) = (given(body, REPETITION), given(body, REPEAT)) {
+            let not_a_number = || SamplingError::NotANumber { field: REPEAT, found: value.to_string() };
+            params.repetition_penalty = value.as_f64().ok_or_else(not_a_number)?;
+            check_repetition(REPEAT, params.repetition_penalty)?;
         }
         if let Some(value) = given(body, TOP_K) {
             params.top_k =
@@ -190,7 +194,7 @@ impl SamplingParams {
         check(TEMPERATURE, self.temperature, "0 (inclusive) and 2 (inclusive)", |x| (0.0..=2.0).contains(&x))?;
         check(TOP_P, self.top_p, "0 (exclusive) and 1 (inclusive)", |x| x > 0.0 && x <= 1.0)?;
         check(MIN_P, self.min_p, "0 (inclusive) and 1 (inclusive)", |x| (0.0..=1.0).contains(&x))?;
-        check(REPETITION, self.repetition_penalty, "0.1 (inclusive) and 2 (inclusive)", |x| (0.1..=2.0).contains(&x))?;
+        check_repetition(REPETITION, self.repetition_penalty)?;
         check(PRESENCE, self.presence_penalty, "-2 (inclusive) and 2 (inclusive)", |x| (-2.0..=2.0).contains(&x))?;
         check(FREQUENCY, self.frequency_penalty, "-2 (inclusive) and 2 (inclusive)", |x| (-2.0..=2.0).contains(&x))?;
         for bias in self.logit_bias.values() {
@@ -268,6 +272,10 @@ fn integer(field: &'static str, value: &Value, outside: impl Fn() -> SamplingErr
     }
 }
 
+fn check_repetition(field: &'static str, value: f64) -> Result<(), SamplingError> {
+    check(field, value, "0.1 (inclusive) and 2 (inclusive)", |x| (0.1..=2.0).contains(&x))
+}
+
 fn check(
     field: &'static str,
     value: f64,
@@ -291,6 +299,7 @@ const TOP_P: &str = "top_p";
 const TOP_K: &str = "top_k";
 const MIN_P: &str = "min_p";
 const REPETITION: &str = "repetition_penalty";
+const REPEAT: &str = "repeat_penalty";
 const PRESENCE: &str = "presence_penalty";
 const FREQUENCY: &str = "frequency_penalty";
 const SEED: &str = "seed";

@@ -147,7 +147,7 @@ struct Generation {
     stream: bool,
     model: String,
     arrived: Instant,
-    /// Ends with the time of the job.
+    /// Ends [`GRACE`] after the time of the job.
     overdue: Pin<Box<Sleep>>,
     usage: Usage,
     stats: Option<Stats>,

@@ -314,7 +314,7 @@ impl Life {
             // The reading side sees the end.
             std::future::pending::<()>().await;
         };
-        let (jobs, limits, cores) = (Arc::clone(&self.jobs), self.watch, self.cores);
+        let (jobs, limits, cores) = (Arc::clone(&self.jobs), self.watch, self.cores.clone());
         let heard = Mutex::new(Instant::now());
         let reading = async {
             loop {

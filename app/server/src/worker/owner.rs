@@ -136,6 +136,8 @@ impl Desk<'_> {
         open: &mut HashMap<JobId, Open>,
     ) -> io::Result<()> {
         let Accepted { id, job, control } = accepted;
+        // The parent may have taken the core again since: it is told anew with each job.
+        self.core.set(None);
         let (request, truncation) = match self.request(&job, batch.positions()) {
             Ok(request) => request,
             Err(failure) => return self.end(id, JobEvent::Failed(failure)),

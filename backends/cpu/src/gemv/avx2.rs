@@ -13,6 +13,11 @@ use crate::table::GemvKernel;
 use npuhal_models::WeightType;
 use std::arch::x86_64::*;
 
+/// For processors on which asking ahead costs more than it gains.
+pub(crate) fn kernel_without_asking(weight_type: WeightType) -> GemvKernel {
+    if weight_type == WeightType::Q8_0 { q8_0::<false> } else { kernel(weight_type) }
+}
+
 pub(crate) fn kernel(weight_type: WeightType) -> GemvKernel {
     match weight_type {
         WeightType::F32 => f32_rows,
@@ -22,7 +27,7 @@ pub(crate) fn kernel(weight_type: WeightType) -> GemvKernel {
         WeightType::Q4_1 => q4_1,
         WeightType::Q5_0 => q5_0,
         WeightType::Q5_1 => q5_1,
-        WeightType::Q8_0 => q8_0,
+        WeightType::Q8_0 => q8_0::<true>,
         WeightType::Q4K => q4_k,
         WeightType::Q5K => q5_k,
         WeightType::Q6K => q6_k,
@@ -218,12 +223,13 @@ pub(crate) unsafe fn minima(negated_dmin: __m256, at: *const u8) -> __m256 {
     _mm256_mul_ps(negated_dmin, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)))
 }
 
-/// A kernel over blocks of `$subs` × 32 input features that take `$bytes` in a group. `$head` is read once a block, `$weights` once
-/// for each 32 features and all input rows; `$row` updates the eight sums of one.
+/// A kernel over blocks of `$subs` × 32 input features that take `$bytes` in a group. `$head` is read once a block,
+/// `$weights` once for each 32 features and all input rows; `$row` updates the eight sums of one.
 macro_rules! product {
     (
         $name:ident, $input:ident: $form:ty, $subs:literal in $bytes:literal,
-        |$at:ident| $head:expr, |$parts:pat_param, $sub:ident| $weights:expr, |$w:pat_param, $x:ident, $acc:ident| $row:block
+        |$at:ident| $head:expr, |$parts:pat_param, $sub:ident| $weights:expr,
+        |$w:pat_param, $x:ident, $acc:ident| $row:block
     ) => {
         /// # Safety
         /// The processor has AVX2; the job's pointers cover its groups, its input rows and eight results a group and row.
@@ -239,7 +245,8 @@ macro_rules! product {
                     let mut sums = [_mm256_setzero_ps(); MOST];
                     let mut input: *const $form = job.$input;
                     for _ in 0..blocks / $subs {
-                        // SAFETY: block by block inside the group and the input rows, as promised by the caller.
+                        // SAFETY: block by block inside the group and the input rows, as promised by the caller; `rows` is at most the
+                        // length of `sums`.
                         unsafe {
                             let $parts = $head;
                             for $sub in 0..$subs {
@@ -268,7 +275,8 @@ macro_rules! product {
 }
 pub(super) use product;
 
-/// Asks for bytes that are needed later. Without, a core's own prefetching leaves a third of the memory's rate unused.
+/// Asks for bytes that are needed later. Without, a core's own prefetching leaves a part of the memory's rate unused: see
+/// `benches/peers/notes.md`.
 #[inline(always)]
 pub(super) fn ask(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(64) {
@@ -330,7 +338,9 @@ product!(
 product!(
     q4_k, split: SplitBlock, 8 in 1184, |at| k_scales(at),
     |(d, negated_dmin), sub| (
-        half_nibbles(at.add(160 + 256 * (sub / 2)), sub % 2), row_bytes(at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))
+        half_nibbles(at.add(160 + 256 * (sub / 2)), sub % 2),
+        row_bytes(at.add(32 + 8 * sub)),
+        minima(negated_dmin, at.add(96 + 8 * sub))
     ),
     |(w, by, m), x, acc| {
         let (hi, lo) = chains!(x, w, _mm256_setzero_si256(), _mm256_setzero_si256());
@@ -370,11 +380,11 @@ product!(
 
 /// # Safety
 /// The processor has AVX2; the job's pointers cover its groups, its input rows and eight results a group and row.
-unsafe fn q8_0(job: &GemvJob) {
+unsafe fn q8_0<const ASKS: bool>(job: &GemvJob) {
     /// # Safety
     /// As the function around it.
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn rows<const MOST: usize>(job: &GemvJob) {
+    unsafe fn rows<const MOST: usize, const ASKS: bool>(job: &GemvJob) {
         let rows = if MOST == 1 { 1 } else { job.rows.min(MOST) };
         let blocks = job.cols / BLOCK;
         let mut at = job.groups;
@@ -383,7 +393,9 @@ unsafe fn q8_0(job: &GemvJob) {
             for block in 0..blocks {
                 // SAFETY: block by block inside the group and the input rows, as promised by the caller; `rows` sums.
                 unsafe {
-                    ask(at.wrapping_add(AHEAD_BYTES), 272);
+                    if ASKS {
+                        ask(at.wrapping_add(AHEAD_BYTES), 272);
+                    }
                     let mut row = 0;
                     while row < rows {
                         let (x, sums) = (job.wide.add(row * blocks + block), sums.as_mut_ptr().add(row));
@@ -406,13 +418,13 @@ unsafe fn q8_0(job: &GemvJob) {
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { if job.rows == 1 { rows::<1>(job) } else { rows::<MOST_ROWS>(job) } }
+    unsafe { if job.rows == 1 { rows::<1, ASKS>(job) } else { rows::<MOST_ROWS, ASKS>(job) } }
 }
 
 /// Adds a block of Q8_0 to the sums of `ROWS` input rows, `stride` blocks apart.
 ///
 /// # Safety
-/// The processor has AVX2; the block, the rows' blocks and the sums are readable.
+/// The processor has AVX2; the block and the rows' blocks are readable; there are `ROWS` sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn words<const ROWS: usize>(at: *const u8, x: *const WideBlock, stride: usize, sums: *mut __m256) {
@@ -453,7 +465,7 @@ pub(super) unsafe fn k_scales(at: *const u8) -> (__m256, __m256) {
     unsafe { (halves(at), _mm256_xor_ps(_mm256_set1_ps(-0.0), halves(at.add(16)))) }
 }
 
-/// Eight planes of nibbles: the low ones, or the high ones.
+/// Eight planes of nibbles: the low ones (`high` is 0), or the high ones (1).
 ///
 /// # Safety
 /// 256 bytes are readable.
@@ -487,7 +499,7 @@ macro_rules! fifth_bits {
     }};
 }
 
-/// The step vectors of sub-block `sub` of a Q5_K block.
+/// The step vectors of sub-block `sub`, 0 to 7, of a Q5_K block.
 ///
 /// # Safety
 /// The block at `at` is readable.

@@ -109,7 +109,9 @@ product!(
 product!(
     q4_k, byte: ByteBlock, 8 in 1184, |at| k_scales(at),
     |(d, negated_dmin), sub| (
-        half_nibbles(at.add(160 + 256 * (sub / 2)), sub % 2), scales(d, at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))
+        half_nibbles(at.add(160 + 256 * (sub / 2)), sub % 2),
+        scales(d, at.add(32 + 8 * sub)),
+        minima(negated_dmin, at.add(96 + 8 * sub))
     ),
     |(w, d, m), x, acc| {
         acc = accumulate(acc, whole!(_mm256_setzero_si256(), x, w), d, _mm256_set1_ps(x.d));
@@ -119,7 +121,9 @@ product!(
 
 product!(
     q5_k, byte: ByteBlock, 8 in 1440, |at| k_scales(at),
-    |(d, negated_dmin), sub| (fives_k(at, sub), scales(d, at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))),
+    |(d, negated_dmin), sub| (
+        fives_k(at, sub), scales(d, at.add(32 + 8 * sub)), minima(negated_dmin, at.add(96 + 8 * sub))
+    ),
     |(w, d, m), x, acc| {
         let (d_input, zero) = (_mm256_set1_ps(x.d), _mm256_setzero_si256());
         acc = accumulate(acc, chain!(zero, x.q, 0, w[0], w[1], w[2], w[3]), d, d_input);

@@ -1,7 +1,7 @@
 //! Decode: products of a matrix with one row, or with few.
 //!
-//! Weights are read once, as one stream a thread; few rows share what is unpacked of them. Up to [`few_rows`] that beats the
-//! panels of [`crate::gemm`].
+//! A thread reads its weights as one stream. Vector kernels unpack them once for all rows of a job; the portable ones, and those
+//! of plain weights, go row by row over an item. Up to [`few_rows`] that beats the panels of [`crate::gemm`].
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -25,7 +25,7 @@ pub const fn few_rows(weight_type: WeightType) -> usize {
 
 /// Input rows of a job at most.
 pub(crate) const MOST_ROWS: usize = 8;
-/// How far ahead of their use weights are asked for: more than the memory takes to answer, within a page of the smallest size.
+/// How far ahead of their use weights are asked for: a page of the smallest size.
 #[cfg(target_arch = "x86_64")]
 const AHEAD_BYTES: usize = 4 << 10;
 /// Items of a thread in a product, where that makes them neither smaller nor larger than the bounds: a thread without a core
@@ -40,6 +40,7 @@ pub struct GemvJob {
     pub(crate) groups: *const u8,
     pub(crate) count: usize,
     pub(crate) cols: usize,
+    /// Input rows.
     pub(crate) rows: usize,
     pub(crate) split: *const SplitBlock,
     pub(crate) wide: *const WideBlock,
@@ -120,6 +121,9 @@ pub fn run<const N: usize>(
         for (matrix, out) in matrices.iter().zip(&outs) {
             let groups = groups_within(matrix, before, &share);
             before += matrix.bytes().len();
+            if groups.is_empty() {
+                continue;
+            }
             for first in (0..input.rows()).step_by(MOST_ROWS) {
                 let rows = first..input.rows().min(first + MOST_ROWS);
                 // SAFETY: lengths and forms were checked; items are disjoint, so are the rows of their groups.
@@ -133,6 +137,13 @@ pub fn run<const N: usize>(
 fn groups_within(matrix: &PackedMatrix, before: usize, share: &Range<usize>) -> Range<usize> {
     let at = |byte: usize| byte.saturating_sub(before).div_ceil(matrix.group_bytes()).min(matrix.groups());
     at(share.start)..at(share.end)
+}
+
+/// The whole ones of `groups` of a matrix with `rows` rows, and the last one where it is among them and not whole.
+fn split_part(groups: Range<usize>, rows: usize) -> (Range<usize>, Option<usize>) {
+    let whole = groups.start..groups.end.min(rows / GROUP_ROWS);
+    let part = (whole.end < groups.end && !groups.is_empty()).then(|| groups.end - 1);
+    (whole, part)
 }
 
 /// # Safety
@@ -163,20 +174,59 @@ unsafe fn run_groups(
         out,
         stride,
     };
-    let whole = groups.start..groups.end.min(matrix.rows() / GROUP_ROWS);
+    debug_assert!((1..=MOST_ROWS).contains(&rows.len()));
+    let (whole, part) = split_part(groups, matrix.rows());
     if !whole.is_empty() {
         let first = rows.start * matrix.rows() + whole.start * GROUP_ROWS;
         // SAFETY: eight results for each whole group and input row, which are this thread's own.
         unsafe { kernel(&job(whole.clone(), out.ptr().add(first), matrix.rows())) };
     }
-    if whole.end < groups.end {
+    if let Some(part) = part {
         let mut last = [[0.0; GROUP_ROWS]; MOST_ROWS];
         let valid = matrix.rows() % GROUP_ROWS;
         // SAFETY: the kernel writes eight results for each input row to `last`.
-        unsafe { kernel(&job(groups.end - 1..groups.end, last.as_mut_ptr().cast(), GROUP_ROWS)) };
+        unsafe { kernel(&job(part..part + 1, last.as_mut_ptr().cast(), GROUP_ROWS)) };
         for (row, last) in rows.clone().zip(&last) {
             // SAFETY: the valid rows of the last group, which is this thread's own.
             unsafe { out.slice((row + 1) * matrix.rows() - valid, valid) }.copy_from_slice(&last[..valid]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use npuhal_models::Tensor;
+    use npuhal_models::map::FileMap;
+    use std::io::Write;
+    use std::sync::Arc;
+
+    /// Items behind a matrix's end were given its last group once more, where it was not whole.
+    #[test]
+    fn every_group_belongs_to_one_item() {
+        let pool = Pool::new(1).unwrap();
+        let matrices = [803usize, 3, 800, 67].map(|rows| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(&vec![0; rows * 34]).unwrap();
+            let map = Arc::new(FileMap::open(file.path()).unwrap());
+            let tensor = Tensor::new("w", WeightType::Q8_0, rows, 32, map, 0..rows * 34).unwrap();
+            PackedMatrix::from_tensor(&tensor, &pool).unwrap()
+        });
+        let total: usize = matrices.iter().map(|matrix| matrix.bytes().len()).sum();
+        for item_bytes in [100, 272, 1000, 5000, total] {
+            let mut before = 0;
+            for matrix in &matrices {
+                let mut uses = vec![0; matrix.groups()];
+                for item in 0..total.div_ceil(item_bytes) {
+                    let share = item * item_bytes..total.min((item + 1) * item_bytes);
+                    let (whole, part) = split_part(groups_within(matrix, before, &share), matrix.rows());
+                    for group in whole.chain(part) {
+                        uses[group] += 1;
+                    }
+                }
+                assert_eq!(uses, vec![1; matrix.groups()], "{} rows, items of {item_bytes} bytes", matrix.rows());
+                before += matrix.bytes().len();
+            }
         }
     }
 }

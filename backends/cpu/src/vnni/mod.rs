@@ -26,7 +26,7 @@ macro_rules! kernels {
             use super::*;
 
             pub(crate) fn gemv(weight_type: WeightType) -> GemvKernel {
-                if blocked(weight_type) { split } else { gemv::avx2::kernel(weight_type) }
+                if blocked(weight_type) { split } else { gemv::avx2::kernel_without_asking(weight_type) }
             }
 
             pub(crate) fn byte_gemv(weight_type: WeightType) -> GemvKernel {

@@ -23,7 +23,7 @@ struct Case {
     byte: Vec<ByteBlock>,
 }
 
-const TOKENS: usize = 6;
+const TOKENS: usize = 8;
 
 impl Case {
     fn new(weight_type: WeightType, blocks: usize, extreme: bool, seed: u64) -> Self {
@@ -60,7 +60,8 @@ impl Case {
 
     /// Results of `rows` input rows from `first` on.
     fn gemv(&self, first: usize, rows: usize, kernel: GemvKernel) -> Vec<u32> {
-        let mut out = vec![f32::NAN; rows * 2 * GROUP_ROWS];
+        let (width, gap) = (2 * GROUP_ROWS, 3);
+        let mut out = vec![f32::NAN; rows * (width + gap)];
         let first = first * self.cols / BLOCK;
         let job = GemvJob {
             weight_type: self.weight_type,
@@ -73,11 +74,14 @@ impl Case {
             byte: self.byte[first..].as_ptr(),
             dense: std::ptr::null(),
             out: out.as_mut_ptr(),
-            stride: 2 * GROUP_ROWS,
+            stride: width + gap,
         };
         // SAFETY: two groups, the input rows and sixteen results for each; the kernels are of this processor's instruction sets.
         unsafe { kernel(&job) };
-        out.iter().map(|x| x.to_bits()).collect()
+        for row in out.chunks_exact(width + gap) {
+            assert!(row[width..].iter().all(|x| x.is_nan()), "{}: written beside a row's results", self.weight_type);
+        }
+        out.chunks_exact(width + gap).flat_map(|row| row[..width].iter().map(|x| x.to_bits())).collect()
     }
 
     fn gemm(&self, kernel: PanelKernel) -> Vec<Vec<u32>> {
