@@ -289,7 +289,7 @@ fn every_client_gets_its_own_answer() {
     let is_soak = std::env::var_os("NPUHAL_SOAK").is_some();
     let duration = Duration::from_secs(if is_soak { 600 } else { 60 });
     if !is_soak {
-        left_to_soak("load of 64 clients for 10 minutes; for 1 minute it");
+        left_to_soak("load of 64 clients for 10 minutes instead of 1");
     }
     let home = Home::new();
     let more = ["--context", "512", "--parallel", "8", "--queue-capacity", "96", "--request-timeout", "1200"];

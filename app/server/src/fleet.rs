@@ -72,8 +72,8 @@ pub(crate) struct Fleet {
     clock: AtomicU64,
     closed: AtomicBool,
     metrics: Arc<Metrics>,
-    /// By model, when and why it could not be made ready the last time.
-    failures: Mutex<HashMap<usize, (Instant, FleetError)>>,
+    /// By model, the last failure, until it is made ready.
+    failures: Mutex<HashMap<usize, Failure>>,
     cores: Cores,
     this: Weak<Fleet>,
 }
@@ -92,6 +92,14 @@ struct Claim {
     starts: u64,
     /// Workers in a row that died without having finished a job.
     useless: u32,
+}
+
+/// How a model could not be made ready.
+struct Failure {
+    when: Instant,
+    why: FleetError,
+    /// What the log was told.
+    told: String,
 }
 
 struct Held {
@@ -173,7 +181,7 @@ impl Fleet {
     /// another one its place each time.
     pub(crate) async fn lease(&self, model: usize) -> Result<Lease, FleetError> {
         match self.failures().get(&model) {
-            Some((when, why)) if when.elapsed() < FAILURE_HOLDS => return Err(*why),
+            Some(failure) if failure.when.elapsed() < FAILURE_HOLDS => return Err(failure.why),
             _ => {}
         }
         self.load(model).await
@@ -234,8 +242,18 @@ impl Fleet {
         }
     }
 
-    fn failures(&self) -> MutexGuard<'_, HashMap<usize, (Instant, FleetError)>> {
+    fn failures(&self) -> MutexGuard<'_, HashMap<usize, Failure>> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a failure. The log is told once, as long as the reason stays the same.
+    fn tell_failure(&self, model: usize, why: FleetError, error: String) {
+        let mut failures = self.failures();
+        if failures.get(&model).is_none_or(|last| last.told != error) {
+            let model = &self.options.models[model].id;
+            tracing::error!(%model, %error, "a model could not be made ready; it will be tried again");
+        }
+        failures.insert(model, Failure { when: Instant::now(), why, told: error });
     }
 
     /// Whether `model` can be resident without another one going.
@@ -287,15 +305,14 @@ impl Fleet {
         let worker = match Worker::start(&self.options.hosting, load, watch, self.cores.clone()).await {
             Ok(worker) => Arc::new(worker),
             Err(error) => {
-                tracing::error!(model = %entry.id, %error, "a model could not be made ready");
-                let failure = match &error {
+                let why = match &error {
                     StartError::SelfTest(_) => FleetError::SelfTestFailed,
                     _ => FleetError::LoadFailed,
                 };
-                self.failures().insert(model, (Instant::now(), failure));
+                self.tell_failure(model, why, error.to_string());
                 {
                     let mut claim = slot.claim();
-                    claim.health = Health::Failed(failure);
+                    claim.health = Health::Failed(why);
                     // Somebody may wait for another model here already.
                     claim.model = claim.model.filter(|claimed| *claimed != model);
                 }
@@ -303,7 +320,7 @@ impl Fleet {
                 if let Some(old) = old.filter(|old| old.model != model) {
                     self.prewarm(old.model);
                 }
-                return Err(failure);
+                return Err(why);
             }
         };
         let resident = &worker.resident;
