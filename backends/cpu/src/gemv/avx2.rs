@@ -6,7 +6,7 @@
 //! the high part; four steps of 6-bit codes centred at 32 reach 32512. The integer sum of 32 elements is exact.
 #![allow(unsafe_code, reason = "vector loads through the pointers of a job")]
 
-use super::{AHEAD_BYTES, GemvJob, MOST_ROWS, portable};
+use super::{GemvJob, MOST_ROWS, ask_ahead, portable};
 use crate::activations::{BLOCK, SplitBlock, WideBlock};
 use crate::packed::GROUP_ROWS;
 use crate::table::GemvKernel;
@@ -250,7 +250,7 @@ macro_rules! product {
                         unsafe {
                             let $parts = $head;
                             for $sub in 0..$subs {
-                                ask($at.wrapping_add(AHEAD_BYTES + $bytes / $subs * $sub), $bytes / $subs);
+                                ask_ahead($at.wrapping_add($bytes / $subs * $sub), $bytes / $subs);
                                 let $w = $weights;
                                 for row in 0..rows {
                                     let $x = &*input.add(row * blocks);
@@ -274,16 +274,6 @@ macro_rules! product {
     };
 }
 pub(super) use product;
-
-/// Asks for bytes that are needed later. Without, a core's own prefetching leaves a part of the memory's rate unused: see
-/// `benches/peers/notes.md`.
-#[inline(always)]
-pub(super) fn ask(at: *const u8, bytes: usize) {
-    for line in (0..bytes).step_by(64) {
-        // SAFETY: a hint of the architecture's baseline, for any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
-    }
-}
 
 /// `Σ` of all steps in 16 bits, of the high parts and of the low ones.
 macro_rules! chains {
@@ -394,7 +384,7 @@ unsafe fn q8_0<const ASKS: bool>(job: &GemvJob) {
                 // SAFETY: block by block inside the group and the input rows, as promised by the caller; `rows` sums.
                 unsafe {
                     if ASKS {
-                        ask(at.wrapping_add(AHEAD_BYTES), 272);
+                        ask_ahead(at, 272);
                     }
                     let mut row = 0;
                     while row < rows {

@@ -5,8 +5,8 @@
 //! the final value fits); uncentred 5-bit codes take two sums of four steps, 31496 each.
 #![allow(unsafe_code, reason = "vector loads through the pointers of a job")]
 
-use super::avx2::{ask, fives, fives_k, half_nibbles, halves, k_scales, minima, nibbles, pair, product, sixes};
-use super::{AHEAD_BYTES, GemvJob, MOST_ROWS, portable};
+use super::avx2::{fives, fives_k, half_nibbles, halves, k_scales, minima, nibbles, pair, product, sixes};
+use super::{GemvJob, MOST_ROWS, ask_ahead, portable};
 use crate::activations::{BLOCK, ByteBlock};
 use crate::packed::GROUP_ROWS;
 use crate::table::GemvKernel;

@@ -15,6 +15,8 @@ use crate::packed::{GROUP_ROWS, PackedMatrix, decode};
 use crate::pool::{JobPanicked, Pool};
 use crate::table::{GemvKernel, KernelTable};
 use npuhal_models::WeightType;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
 
 /// Input rows up to which a matrix goes through GEMV rather than GEMM: where that is faster. The bits are the same either way.
@@ -32,6 +34,18 @@ const AHEAD_BYTES: usize = 4 << 10;
 /// holds the others up for less than an item, and each costs some tens of nanoseconds.
 const ITEMS_PER_THREAD: usize = 8;
 const ITEM_BYTES: Range<usize> = 16 << 10..128 << 10;
+
+/// Asks for `bytes` that lie [`AHEAD_BYTES`] behind `at`. Without, a core's own prefetching leaves a part of the memory's rate
+/// unused: see `benches/peers/notes.md`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+#[allow(unsafe_code, reason = "an intrinsic that takes a pointer")]
+pub(crate) fn ask_ahead(at: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a hint of the architecture's baseline, for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD_BYTES + line).cast()) };
+    }
+}
 
 /// What a GEMV kernel works on: `count` groups that follow each other, and one to [`MOST_ROWS`] input rows that do as well.
 #[derive(Debug, Clone, Copy)]
