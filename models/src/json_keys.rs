@@ -129,7 +129,7 @@ impl<'a> Keys<'a> {
 }
 
 /// A value for a message, clipped.
-pub(crate) fn short(value: &Value) -> String {
+pub(crate) fn short(value: &impl ToString) -> String {
     const CLIP: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(CLIP) {

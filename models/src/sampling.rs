@@ -20,6 +20,7 @@ pub use suggested::SuggestedSampling;
 use crate::pcg::Pcg64;
 use npuhal_core::RunError;
 use npuhal_core::stage::TokenId;
+use params::SEED_BITS;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -326,9 +327,10 @@ fn total_weight(candidates: &[Candidate]) -> f64 {
     candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
 }
 
-/// 63 random bits, from the keys that the standard library draws for its hash maps.
+/// A seed where none was given, from the keys that the standard library draws for its hash maps: 53 bits, which readers of JSON
+/// keep.
 pub fn random_seed() -> u64 {
-    RandomState::new().build_hasher().finish() >> 1
+    RandomState::new().build_hasher().finish() >> (u64::BITS - SEED_BITS)
 }
 
 const EXPONENT: u32 = 0x7F80_0000;
@@ -497,7 +499,7 @@ mod tests {
         let logits: Vec<f32> = (0..50).map(|id| (id as f32 * 0.7).sin()).collect();
         let mut first = Sampler::new(params.clone()).unwrap();
         let seed = first.seed();
-        assert!(seed.is_some_and(|seed| seed <= MAX_SEED));
+        assert!(seed.is_some_and(|seed| seed < 1 << 53), "a reader of JSON keeps it: {seed:?}");
         let mut second = Sampler::new(SamplingParams { seed, ..params.clone() }).unwrap();
         for _ in 0..40 {
             assert_eq!(first.select(&logits).unwrap(), second.select(&logits).unwrap());
@@ -526,10 +528,11 @@ mod tests {
             (r#"{"logit_bias": {"x": 1}}"#, "object of token ids"),
             (r#"{"logit_bias": {"1": true}}"#, "object of token ids"),
             (r#"{"logit_bias": {"1": 101}}"#, "between -100"),
+            (r#"{"temperature": 1e300}"#, "…"),
         ] {
             let body: serde_json::Map<String, Value> = serde_json::from_str(json).unwrap();
             let error = SamplingParams::from_json(&body).unwrap_err().to_string();
-            assert!(error.contains(part), "{json}: {error}");
+            assert!(error.contains(part) && error.len() < 200, "{json}: {error}");
         }
         let many = SamplingParams { logit_bias: (0..1025).map(|id| (id, 1.0)).collect(), ..SamplingParams::default() };
         assert!(many.validate().unwrap_err().to_string().contains("at most 1024 tokens; found 1025"));
@@ -541,9 +544,13 @@ mod tests {
     fn choices_have_seeds_of_their_own() {
         assert_eq!(choice_seed(42, 0), 42);
         // From another implementation of SplitMix64: its first output from state 0 is E220A8397B1DCDAF.
-        assert_eq!(choice_seed(0, 1), 0xE220_A839_7B1D_CDAF >> 1);
+        assert_eq!(choice_seed(0, 1), 0xE220_A839_7B1D_CDAF >> 11);
         let seeds: std::collections::BTreeSet<_> = (0..8).map(|index| choice_seed(MAX_SEED, index)).collect();
-        assert!(seeds.len() == 8 && seeds.iter().all(|&seed| seed <= MAX_SEED));
+        assert_eq!(seeds.len(), 8);
+        assert!(
+            seeds.iter().filter(|&&seed| seed < 1 << 53).count() == 7,
+            "readers of JSON keep those that were made: {seeds:?}"
+        );
         let unseeded = SamplingParams::default().for_choice(3);
         assert_eq!(unseeded.seed, None);
     }

@@ -342,6 +342,10 @@ fn environment<'a>(budget: &Arc<Budget>, now: Option<SystemTime>) -> Environment
     environment
 }
 
+/// Variables of a template that the conversation sets itself.
+pub const OWN_VARIABLES: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
+
 /// The strings that come from outside, as JSON.
 #[derive(Debug)]
 struct Values {
@@ -353,8 +357,7 @@ struct Values {
 
 impl Values {
     fn new(input: &ChatInput) -> Result<Self, TextError> {
-        const OURS: [&str; 6] = ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
-        if let Some(name) = OURS.into_iter().find(|name| input.kwargs.contains_key(*name)) {
+        if let Some(name) = OWN_VARIABLES.into_iter().find(|name| input.kwargs.contains_key(*name)) {
             return Err(TextError::Conversation {
                 field: format!("template variable {name:?}"),
                 wanted: "a name that the conversation does not set itself",

@@ -31,6 +31,11 @@ pub(crate) enum ApiError {
     BadKey,
     #[error("{url}: {reason}; is the server running?")]
     Unreachable { url: String, reason: String },
+    #[error(
+        "{url}: {reason}; if the certificate is your own, set SSL_CERT_FILE to a PEM file with it, or with the authority that \
+         signed it (a certificate marked as an authority cannot be a server's own)"
+    )]
+    Untrusted { url: String, reason: String },
     #[error("{url}: answers with a redirect ({status}), which is not followed; give the address it leads to")]
     Redirect { url: String, status: u16 },
     #[error("{url}: status {status}: {message}{}", advice(*status, *retry_after))]
@@ -225,7 +230,10 @@ impl Client {
     /// The body of an answer with status 200.
     fn accepted(&self, path: &str, sent: Result<Response<Body>, ureq::Error>) -> Result<Body, ApiError> {
         let url = self.url(path);
-        let response = sent.map_err(|error| ApiError::Unreachable { url: url.clone(), reason: reason(&error) })?;
+        let response = sent.map_err(|error| match (url.clone(), reason(&error)) {
+            (url, reason) if reason.contains("peer certificate") => ApiError::Untrusted { url, reason },
+            (url, reason) => ApiError::Unreachable { url, reason },
+        })?;
         let status = response.status();
         if status.is_redirection() {
             return Err(ApiError::Redirect { url, status: status.as_u16() });

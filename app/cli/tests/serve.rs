@@ -166,8 +166,44 @@ fn a_stream_says_what_the_whole_answer_says() {
             of_choice.iter().filter_map(|choice| choice["logprobs"]["content"].as_array()).flatten().collect();
         assert_eq!(wanted["logprobs"]["content"].as_array().unwrap().iter().collect::<Vec<_>>(), entries);
         assert_eq!(of_choice.last().unwrap()["finish_reason"], wanted["finish_reason"]);
+        // Which of them ended last used to be the only one with a seed.
+        let last_chunk = chunks.iter().find(|chunk| !chunk["choices"][0]["finish_reason"].is_null());
+        assert!(last_chunk.is_some_and(|chunk| chunk["x_npuhal_stats"]["sampling"]["seed"].is_u64()));
+        let seed = &wanted["x_npuhal_stats"]["sampling"]["seed"];
+        let again = chat(json!({"max_tokens": 12, "temperature": 0.8, "seed": seed}));
+        let again = server.post("/v1/chat/completions", &again).json();
+        assert_eq!(again["choices"][0]["message"], wanted["message"], "answer {index} can be had again alone");
+        assert_eq!(again["choices"][0].get("x_npuhal_stats"), None, "one answer's figures stand beside it");
     }
+    assert_eq!(whole["choices"][0]["x_npuhal_stats"]["sampling"]["seed"], 7);
+    assert_eq!(whole["x_npuhal_stats"], whole["choices"][1]["x_npuhal_stats"]);
     assert_ne!(whole["choices"][0]["message"], whole["choices"][1]["message"]);
+    server.end();
+}
+
+/// What the worker finds wrong had no `param`, and another `code` than what is found before.
+#[test]
+fn a_field_that_the_worker_refuses_is_named() {
+    let home = Home::new();
+    let server = serve(&home, &[]);
+    for (extra, param) in [
+        (json!({"logit_bias": {"4000000": 1}}), "logit_bias"),
+        (json!({"logit_bias": {"1": 1000}}), "logit_bias"),
+        (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs"),
+    ] {
+        let answer = server.post("/v1/chat/completions", &chat(extra.clone()));
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (answer.status, &error["param"], &error["code"]),
+            (400, &json!(param), &json!("invalid_value")),
+            "{extra}"
+        );
+    }
+    // An error does not repeat what was sent.
+    for extra in [json!({"temperature": "a".repeat(9000)}), json!({"logit_bias": {"x".repeat(9000): 1}})] {
+        let answer = server.post("/v1/chat/completions", &chat(extra));
+        assert!(answer.status == 400 && answer.body.len() < 500, "{} bytes", answer.body.len());
+    }
     server.end();
 }
 

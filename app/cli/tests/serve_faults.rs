@@ -423,7 +423,7 @@ fn a_model_is_loaded_before_it_is_asked_for_or_not() {
     let server = Server::start(&home, &arguments);
     thread::sleep(Duration::from_millis(500));
     let ready = server.get("/ready");
-    assert_eq!((ready.status, &ready.json()["reason"], server.workers().len()), (503, &json!("loading"), 0));
+    assert_eq!((ready.status, &ready.json()["reason"], server.workers().len()), (503, &json!("not_loaded"), 0));
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     assert_eq!((server.get("/ready").status, server.workers().len()), (200, 1));
     server.end();

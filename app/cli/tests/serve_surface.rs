@@ -43,7 +43,7 @@ fn loading_is_told_until_the_model_is_ready() {
     for path in ["/ready", "/health/ready", "/v1/health"] {
         let answer = server.get(path);
         let body = answer.json();
-        assert_eq!((answer.status, &body["reason"], &body["draining"]), (503, &json!("loading"), &json!(false)));
+        assert_eq!((answer.status, &body["reason"], &body["draining"]), (503, &json!("not_loaded"), &json!(false)));
     }
     assert_eq!((server.get("/health").status, server.get("/").json()["status"].as_str()), (200, Some("not_ready")));
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
@@ -228,6 +228,26 @@ fn browsers_of_the_allowed_origins_may_ask() {
         .replace("Host: localhost\r\n", "Host: localhost\r\nOrigin: http://ui.test:8080\r\n");
     let stream = server.send(&head, body.as_bytes());
     assert_eq!(stream.header("access-control-allow-origin"), Some("http://ui.test:8080"));
+    server.end();
+}
+
+/// They were taken, and then the pages that they were given for were refused.
+#[test]
+fn origins_that_no_browser_sends_are_refused() {
+    let home = Home::new();
+    let model = home.model();
+    for origin in ["*", "localhost:5173", "http://ui.test/page", "://ui.test", "http://", "http://*.ui.test", ""] {
+        let said = home.run(&["serve", "--port", "0", "-m", model.to_str().unwrap(), "--cors-origin", origin]);
+        let err = said.with_code(2).err;
+        assert!(err.contains("--cors-origin") && err.contains("http://localhost:5173"), "{origin}: {err}");
+    }
+    let server = serve(&home, &["--cors-origin", "HTTP://UI.test/", "--cors-origin", "vscode-webview://1a2b"]);
+    for origin in ["http://ui.test", "vscode-webview://1a2b"] {
+        let head =
+            format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nConnection: close\r\n\r\n");
+        let answer = server.send(&head, b"");
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some(origin)));
+    }
     server.end();
 }
 

@@ -20,22 +20,34 @@ impl Drop for Ticket {
     }
 }
 
+/// The places of a request that runs; given back when this is dropped.
+pub(crate) struct Place {
+    admission: Arc<Admission>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.admission.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 pub(crate) struct Admission {
     places: Arc<Semaphore>,
-    running: usize,
     limit: usize,
+    running: AtomicUsize,
     active: AtomicUsize,
     draining: AtomicBool,
     idle: Notify,
 }
 
 impl Admission {
-    /// `running` requests run side by side, `queued` more may wait.
+    /// `running` answers are made side by side, `queued` requests more may wait.
     pub(crate) fn new(running: usize, queued: usize) -> Arc<Self> {
         Arc::new(Self {
             places: Arc::new(Semaphore::new(running)),
-            running,
             limit: running + queued,
+            running: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             idle: Notify::new(),
@@ -50,9 +62,11 @@ impl Admission {
         entered.is_ok().then(|| Ticket { admission: Arc::clone(self) })
     }
 
-    /// Waits for a place to run; places are given in order of arrival.
-    pub(crate) async fn place(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.places).acquire_owned().await.ok()
+    /// Waits for as many places as a request makes answers side by side; they are given in order of arrival.
+    pub(crate) async fn place(self: &Arc<Self>, answers: u32) -> Option<Place> {
+        let permit = Arc::clone(&self.places).acquire_many_owned(answers).await.ok()?;
+        self.running.fetch_add(1, Ordering::SeqCst);
+        Some(Place { admission: Arc::clone(self), _permit: permit })
     }
 
     /// Requests that run or wait.
@@ -62,8 +76,7 @@ impl Admission {
 
     /// Requests that wait.
     pub(crate) fn waiting(&self) -> usize {
-        let running = self.running.saturating_sub(self.places.available_permits());
-        self.active().saturating_sub(running)
+        self.active().saturating_sub(self.running.load(Ordering::SeqCst))
     }
 
     pub(crate) fn drain(&self) {
@@ -156,15 +169,38 @@ mod tests {
         assert!(admission.enter().is_some());
     }
 
-    #[test]
-    fn those_that_wait_are_counted() {
+    #[tokio::test]
+    async fn those_that_wait_are_counted() {
         let admission = Admission::new(2, 8);
         let tickets: Vec<_> = (0..5).map(|_| admission.enter().unwrap()).collect();
-        let places: Vec<_> = (0..2).map(|_| Arc::clone(&admission.places).try_acquire_owned().unwrap()).collect();
+        let places = (admission.place(1).await.unwrap(), admission.place(1).await.unwrap());
         assert_eq!((admission.active(), admission.waiting()), (5, 3));
         drop(places);
         drop(tickets);
         assert_eq!((admission.active(), admission.waiting()), (0, 0));
+    }
+
+    /// One request with several answers took one place, and others were handed to a worker that had no room for them.
+    #[tokio::test]
+    async fn a_request_takes_a_place_for_each_answer_and_keeps_its_turn() {
+        let admission = Admission::new(4, 8);
+        let _tickets: Vec<_> = (0..3).map(|_| admission.enter().unwrap()).collect();
+        let all = admission.place(4).await.unwrap();
+        assert_eq!(admission.waiting(), 2);
+        let order = Mutex::new(Vec::new());
+        let wait = async |answers| {
+            let place = admission.place(answers).await;
+            order.lock().unwrap().push(answers);
+            drop(place);
+        };
+        let free = async {
+            tokio::task::yield_now().await;
+            assert!(order.lock().unwrap().is_empty());
+            drop(all);
+        };
+        tokio::join!(wait(3), wait(1), free);
+        assert_eq!(*order.lock().unwrap(), [3, 1]);
+        assert_eq!(admission.waiting(), 3);
     }
 
     #[test]

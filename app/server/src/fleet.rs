@@ -61,6 +61,8 @@ pub(crate) enum FleetError {
 /// Why nothing is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
+    /// Nothing was asked for yet, and nothing is loaded ahead.
+    Empty,
     Loading,
     Ready,
     Failed(FleetError),
@@ -132,7 +134,7 @@ const FAILURE_HOLDS: Duration = Duration::from_secs(5);
 impl Fleet {
     pub(crate) fn new(options: FleetOptions, metrics: Arc<Metrics>) -> Arc<Self> {
         let slot = || {
-            let claim = Claim { model: None, used: 0, health: Health::Loading, starts: 0, useless: 0 };
+            let claim = Claim { model: None, used: 0, health: Health::Empty, starts: 0, useless: 0 };
             Arc::new(Slot { held: Arc::default(), claim: Mutex::new(claim) })
         };
         let slots = (0..options.max_resident.max(1)).map(|_| slot()).collect();
@@ -149,6 +151,11 @@ impl Fleet {
         self.options.default
     }
 
+    /// Answers that one worker makes side by side.
+    pub(crate) fn parallel(&self) -> u32 {
+        self.options.parallel.max(1)
+    }
+
     /// Index of the model called `id`.
     pub(crate) fn find(&self, id: &str) -> Option<usize> {
         self.options.models.iter().position(|model| model.id == id)
@@ -156,12 +163,13 @@ impl Fleet {
 
     /// Whether a worker is alive and its model has passed its self-test; if not, why.
     pub(crate) fn health(&self) -> Health {
-        let mut worst = Health::Loading;
+        let mut worst = Health::Empty;
         for slot in &self.slots {
-            match slot.claim().health {
-                Health::Ready => return Health::Ready,
-                Health::Failed(error) => worst = Health::Failed(error),
-                Health::Loading => {}
+            match (slot.claim().health, worst) {
+                (Health::Ready, _) => return Health::Ready,
+                (Health::Failed(error), _) => worst = Health::Failed(error),
+                (Health::Loading, Health::Empty) => worst = Health::Loading,
+                (Health::Loading | Health::Empty, _) => {}
             }
         }
         worst
@@ -209,6 +217,10 @@ impl Fleet {
 
     /// Keeps trying to have `model` resident, with growing pauses, as long as no other model has taken its place.
     pub(crate) fn prewarm(&self, model: usize) {
+        // The task may begin later than the first probe comes.
+        if let Some(slot) = self.slots.iter().find(|slot| slot.claim().health == Health::Empty) {
+            slot.claim().health = Health::Loading;
+        }
         let this = self.this.clone();
         tokio::spawn(async move {
             let mut pause = SHORTEST_PAUSE;

@@ -112,6 +112,8 @@ pub enum JobFailure {
     Invalid {
         /// What is wrong, for the client.
         message: String,
+        /// The field at fault, where it is one.
+        param: Option<String>,
     },
     /// Its time was over.
     TimedOut,

@@ -92,7 +92,7 @@ impl Metrics {
         let first = metrics.first_token.clone();
         registry.register_with_unit("time_to_first_token", "From arrival to the first piece", unit(), first);
         let inter = metrics.inter_token.clone();
-        registry.register_with_unit("inter_token", "Mean time between tokens of a generation", unit(), inter);
+        registry.register_with_unit("inter_token", "Between two pieces of an answer", unit(), inter);
         let timeouts = metrics.device_timeouts.clone();
         registry.register(
             "device_timeouts",

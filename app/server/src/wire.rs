@@ -88,7 +88,7 @@ pub enum TextLogprobsWish {
 /// Fields of both interfaces.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CommonRequest {
-    /// Answers, one after the other.
+    /// Answers; they are made side by side where the device can, and may come interleaved.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 8)]
     pub n: Option<u32>,
@@ -98,7 +98,7 @@ pub struct CommonRequest {
     /// Only with `stream`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_options: Option<StreamOptions>,
-    /// Up to four texts that end the answer.
+    /// Up to four texts of 1 to 256 characters that end the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop: Option<StopWish>,
     /// Randomness; 0, the default, takes the most probable token.
@@ -129,7 +129,7 @@ pub struct CommonRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = -2, maximum = 2)]
     pub frequency_penalty: Option<f64>,
-    /// Added to the logits of tokens, by their ids: -100 to 100.
+    /// Added to the logits of at most 1024 tokens, by their ids: -100 to 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<std::collections::BTreeMap<String, f64>>)]
     pub logit_bias: Option<Map<String, Value>>,
@@ -233,7 +233,7 @@ pub struct ChatCompletion {
     pub choices: Vec<ChatChoice>,
     /// Counts.
     pub usage: Usage,
-    /// Figures of the last answer.
+    /// Figures of the answer, of the last one of several.
     pub x_npuhal_stats: Option<Stats>,
 }
 
@@ -248,6 +248,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// `stop` or `length`.
     pub finish_reason: Option<String>,
+    /// Figures of this answer, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub x_npuhal_stats: Option<Stats>,
 }
 
 /// The model's turn.
@@ -363,7 +366,7 @@ pub struct Completion {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Usage>)]
     pub usage: Option<Option<Usage>>,
-    /// Figures of the last answer; in a stream in the last chunk of each.
+    /// Figures of the answer, of the last one of several; in a stream in the last chunk of each.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub x_npuhal_stats: Option<Stats>,
 }
@@ -379,19 +382,22 @@ pub struct TextChoice {
     pub logprobs: Option<TextLogprobs>,
     /// `stop` or `length`.
     pub finish_reason: Option<String>,
+    /// Figures of this answer, where there are several and they are not streamed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub x_npuhal_stats: Option<Stats>,
 }
 
 /// Log probabilities of a text; lists of one length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TextLogprobs {
-    /// Texts of the tokens.
+    /// Texts of the tokens; bytes that are no UTF-8 by themselves as `bytes:\\xF0\\x9F`.
     pub tokens: Vec<String>,
     /// Natural logarithms of their probabilities.
     pub token_logprobs: Vec<f64>,
     /// The most probable tokens in their places.
     #[schema(value_type = Vec<Object>)]
     pub top_logprobs: Vec<Map<String, Value>>,
-    /// Characters of the text before each.
+    /// Complete characters of the text before each.
     pub text_offset: Vec<usize>,
 }
 

@@ -6,6 +6,7 @@
 
 use super::tile::{Q4_1_BYTES, TileKind};
 use crate::error::ModelError;
+use crate::json_keys::short;
 use crate::map::FileMap;
 use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::Value;
@@ -218,14 +219,14 @@ impl Q4nxFile {
             format!(
                 "bad data_offsets for {name}: wanted [begin, end] in the {} bytes of data, found {}",
                 self.map.len() - self.data_start(),
-                clipped(offsets)
+                short(offsets)
             )
         })?;
         let field = |key: &str| member.get(key).ok_or_else(|| format!("{key} is missing"));
         let dtype = field("dtype")?;
-        let dtype = dtype.as_str().ok_or_else(|| format!("dtype: wanted a text, found {}", clipped(dtype)))?;
+        let dtype = dtype.as_str().ok_or_else(|| format!("dtype: wanted a text, found {}", short(dtype)))?;
         let shape = field("shape")?;
-        let bad_shape = || format!("shape: wanted up to {MAX_RANK} whole numbers below 2^63, found {}", clipped(shape));
+        let bad_shape = || format!("shape: wanted up to {MAX_RANK} whole numbers below 2^63, found {}", short(shape));
         let dims = shape.as_array().filter(|dims| dims.len() <= MAX_RANK).ok_or_else(bad_shape)?;
         let dims = dims.iter().map(Value::as_i64).collect::<Option<Vec<_>>>().ok_or_else(bad_shape)?;
         let file_len = self.map.len();
@@ -237,16 +238,6 @@ impl Q4nxFile {
         let place = |offset: &Value| usize::try_from(offset.as_u64()?).ok()?.checked_add(self.data_start());
         let (begin, end) = (place(begin)?, place(end)?);
         (begin <= end && end <= self.map.len()).then_some(begin..end)
-    }
-}
-
-/// A value for a message.
-fn clipped(value: &Value) -> String {
-    const CLIP: usize = 60;
-    let text = value.to_string();
-    match text.char_indices().nth(CLIP) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The parameters of sampling and their ranges.
 
+use crate::json_keys::short;
 use npuhal_core::stage::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -152,24 +153,23 @@ impl SamplingParams {
             (FREQUENCY, &mut params.frequency_penalty),
         ] {
             if let Some(value) = given(body, field) {
-                *slot = value.as_f64().ok_or_else(|| SamplingError::NotANumber { field, found: value.to_string() })?;
+                *slot = value.as_f64().ok_or_else(|| SamplingError::NotANumber { field, found: short(value) })?;
             }
         }
         // The name that llama.cpp has for it, and user interfaces from it.
         if let (None, Some(value)) = (given(body, REPETITION), given(body, REPEAT)) {
-            let not_a_number = || SamplingError::NotANumber { field: REPEAT, found: value.to_string() };
+            let not_a_number = || SamplingError::NotANumber { field: REPEAT, found: short(value) };
             params.repetition_penalty = value.as_f64().ok_or_else(not_a_number)?;
             check_repetition(REPEAT, params.repetition_penalty)?;
         }
         if let Some(value) = given(body, TOP_K) {
-            params.top_k =
-                integer(TOP_K, value, || SamplingError::Negative { field: TOP_K, found: value.to_string() })?;
+            params.top_k = integer(TOP_K, value, || SamplingError::Negative { field: TOP_K, found: short(value) })?;
         }
         if let Some(value) = given(body, SEED) {
-            params.seed = Some(integer(SEED, value, || seed_out_of_range(value.to_string()))?);
+            params.seed = Some(integer(SEED, value, || seed_out_of_range(short(value)))?);
         }
         if let Some(value) = given(body, LOGIT_BIAS) {
-            let not_biases = || SamplingError::NotBiases { found: value.to_string() };
+            let not_biases = || SamplingError::NotBiases { found: short(value) };
             for (id, bias) in value.as_object().ok_or_else(not_biases)? {
                 let (id, bias) = (id.parse().ok(), bias.as_f64());
                 let (Some(id), Some(bias)) = (id, bias) else { return Err(not_biases()) };
@@ -247,7 +247,7 @@ impl SamplingParams {
     }
 }
 
-/// The seed of choice `index` of a request with the seed `seed`: of the first one the seed itself, of another the first 63
+/// The seed of choice `index` of a request with the seed `seed`: of the first one the seed itself, of another the first 53
 /// bits of `SplitMix64` in the state `seed + index × 0x9E3779B97F4A7C15`.
 #[must_use]
 pub fn choice_seed(seed: u64, index: u32) -> u64 {
@@ -257,7 +257,7 @@ pub fn choice_seed(seed: u64, index: u32) -> u64 {
     let mut z = seed.wrapping_add(u64::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    (z ^ (z >> 31)) >> 1
+    (z ^ (z >> 31)) >> (u64::BITS - SEED_BITS)
 }
 
 fn given<'a>(body: &'a serde_json::Map<String, Value>, field: &str) -> Option<&'a Value> {
@@ -268,7 +268,7 @@ fn integer(field: &'static str, value: &Value, outside: impl Fn() -> SamplingErr
     match (value.as_u64(), value.as_i64()) {
         (Some(number), _) => Ok(number),
         (None, Some(_)) => Err(outside()),
-        (None, None) => Err(SamplingError::NotAnInteger { field, found: value.to_string() }),
+        (None, None) => Err(SamplingError::NotAnInteger { field, found: short(value) }),
     }
 }
 
@@ -282,7 +282,7 @@ fn check(
     range: &'static str,
     fits: impl Fn(f64) -> bool,
 ) -> Result<(), SamplingError> {
-    let found = || value.to_string();
+    let found = || short(&value);
     match value {
         _ if !value.is_finite() => Err(SamplingError::NotFinite { field, found: found() }),
         _ if !fits(value) => Err(SamplingError::OutOfRange { field, range, found: found() }),
@@ -305,3 +305,5 @@ const FREQUENCY: &str = "frequency_penalty";
 const SEED: &str = "seed";
 const LOGIT_BIAS: &str = "logit_bias";
 pub(super) const MAX_SEED: u64 = i64::MAX as u64;
+/// Bits of a seed that is not given: readers of JSON keep as many.
+pub(super) const SEED_BITS: u32 = f64::MANTISSA_DIGITS;

@@ -60,7 +60,7 @@ pub(crate) fn serve(host: &Host, args: ServeArgs) -> Result<(), CliError> {
     let config = ServerConfig {
         listen,
         api_key,
-        origins: origins(&args.cors_origin),
+        origins: origins(&args.cors_origin)?,
         tls,
         fleet: FleetOptions {
             models,
@@ -158,11 +158,33 @@ fn api_key(host: &Host, args: &ServeArgs) -> Result<Option<ApiKey>, CliError> {
     Ok(Some(key))
 }
 
-fn origins(given: &[String]) -> Vec<String> {
+/// Origins as browsers send them: in small letters, without a slash at the end.
+fn origins(given: &[String]) -> Result<Vec<String>, CliError> {
     if given.is_empty() {
-        return ["http://127.0.0.1:3000", "http://localhost:3000"].map(str::to_owned).to_vec();
+        return Ok(["http://127.0.0.1:3000", "http://localhost:3000"].map(str::to_owned).to_vec());
     }
-    given.iter().map(|origin| origin.trim_end_matches('/').to_owned()).collect()
+    let origin = |given: &String| {
+        let origin = given.trim_end_matches('/').to_ascii_lowercase();
+        // Pages of files have the origin 'null'.
+        if origin == "null" || origin.split_once("://").is_some_and(|(scheme, host)| is_scheme(scheme) && is_host(host))
+        {
+            return Ok(origin);
+        }
+        Err(CliError::Usage(format!(
+            "--cors-origin '{given}': wanted SCHEME://HOST or SCHEME://HOST:PORT, as a browser sends it (e.g. \
+             http://localhost:5173); '*' is not one: each origin is named by itself"
+        )))
+    };
+    given.iter().map(origin).collect()
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
+
+fn is_host(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !"/?#@*".contains(c))
 }
 
 fn hosting(host: &Host, args: &ServeArgs, settings: &WorkerSettings) -> Result<Hosting, CliError> {

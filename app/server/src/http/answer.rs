@@ -41,7 +41,7 @@ struct Part<'a> {
     text: Option<&'a str>,
     reasoning: &'a str,
     logprobs: &'a [TokenLogprob],
-    /// Characters of the text before it.
+    /// Characters of the text that begin before it.
     offset: usize,
     finish: Option<FinishReason>,
 }
@@ -95,6 +95,7 @@ impl Frame {
                     text: part.text.unwrap_or_default().to_owned(),
                     logprobs: self.has_logprobs(part.logprobs).then(|| text_logprobs(part.logprobs, part.offset)),
                     finish_reason: part.finish.map(word),
+                    x_npuhal_stats: None,
                 };
                 let choices = part.map(choice).into_iter().collect();
                 let object = "text_completion".to_owned();
@@ -117,7 +118,7 @@ impl Frame {
         Some(self.chunk(Some((choice, part)), None, None))
     }
 
-    /// A piece; `offset` characters of text came before it.
+    /// A piece; `offset` characters of text begin before it.
     pub(crate) fn piece(
         &self,
         choice: u32,
@@ -142,8 +143,10 @@ impl Frame {
     }
 
     /// The whole answer.
-    pub(crate) fn whole(&self, choices: Vec<Choice>, usage: Usage, stats: Option<Stats>) -> Answer {
+    pub(crate) fn whole(&self, choices: Vec<Choice>, usage: Usage) -> Answer {
         let (id, created, model) = (self.id.clone(), self.created, self.model.clone());
+        let stats = choices.last().and_then(|choice| choice.stats.clone());
+        let are_several = choices.len() > 1;
         let choices = (0..).zip(choices);
         match self.surface {
             Surface::Chat => {
@@ -157,6 +160,7 @@ impl Frame {
                         refusal: None,
                     },
                     finish_reason: choice.finish.map(|reason| reason.word().to_owned()),
+                    x_npuhal_stats: choice.stats.filter(|_| are_several),
                 });
                 let (choices, object) = (choices.collect(), "chat.completion".to_owned());
                 Answer::Chat(ChatCompletion { id, object, created, model, choices, usage, x_npuhal_stats: stats })
@@ -168,6 +172,7 @@ impl Frame {
                     text: format!("{}{}", self.echo(), choice.text),
                     logprobs: self.wants_logprobs.then(|| text_logprobs(&choice.logprobs, before)),
                     finish_reason: choice.finish.map(|reason| reason.word().to_owned()),
+                    x_npuhal_stats: choice.stats.filter(|_| are_several),
                 });
                 let (choices, object) = (choices.collect(), "text_completion".to_owned());
                 let usage = Some(Some(usage));
@@ -192,21 +197,43 @@ fn chat_logprobs(entries: &[TokenLogprob]) -> ChatLogprobs {
     ChatLogprobs { content: entries.iter().map(entry).collect(), refusal: None }
 }
 
-/// `offset` characters of text come before the first token.
-fn text_logprobs(entries: &[TokenLogprob], mut offset: usize) -> TextLogprobs {
+/// `begun` characters of text begin before the first token.
+fn text_logprobs(entries: &[TokenLogprob], mut begun: usize) -> TextLogprobs {
     let mut text_offset = Vec::with_capacity(entries.len());
     for entry in entries {
-        text_offset.push(offset);
-        offset += entry.chosen.token.chars().count();
+        let bytes = &entry.chosen.bytes;
+        // A token that goes on with a character stands where that one does.
+        text_offset.push(begun.saturating_sub(usize::from(bytes.first().is_some_and(|&byte| continues(byte)))));
+        begun += characters_begun(bytes);
     }
-    let tops =
-        |entry: &TokenLogprob| entry.top.iter().map(|top| (top.token.clone(), Value::from(top.logprob))).collect();
+    let tops = |entry: &TokenLogprob| {
+        entry.top.iter().map(|top| (text_token(&top.token, &top.bytes), Value::from(top.logprob))).collect()
+    };
     TextLogprobs {
-        tokens: entries.iter().map(|entry| entry.chosen.token.clone()).collect(),
+        tokens: entries.iter().map(|entry| text_token(&entry.chosen.token, &entry.chosen.bytes)).collect(),
         token_logprobs: entries.iter().map(|entry| entry.chosen.logprob).collect(),
         top_logprobs: entries.iter().map(tops).collect(),
         text_offset,
     }
+}
+
+/// A token of a text completion: where its bytes are no text by themselves, the bytes, as OpenAI writes them. As texts several
+/// of them would be the same.
+fn text_token(token: &str, bytes: &[u8]) -> String {
+    if std::str::from_utf8(bytes).is_ok() {
+        return token.to_owned();
+    }
+    bytes.iter().fold("bytes:".to_owned(), |text, byte| format!("{text}\\x{byte:02x}"))
+}
+
+/// Whether a byte of UTF-8 goes on with a character.
+fn continues(byte: u8) -> bool {
+    byte & 0xC0 == 0x80
+}
+
+/// Characters of UTF-8 that begin in `bytes`.
+pub(crate) fn characters_begun(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|&&byte| !continues(byte)).count()
 }
 
 /// One complete answer.
@@ -216,6 +243,7 @@ pub(crate) struct Choice {
     pub(crate) reasoning: String,
     pub(crate) logprobs: Vec<TokenLogprob>,
     pub(crate) finish: Option<FinishReason>,
+    pub(crate) stats: Option<Stats>,
 }
 
 /// `usage` with the counts of one more choice.
@@ -285,12 +313,40 @@ pub(crate) fn error_of(failure: &JobFailure, surface: Surface) -> ApiError {
             let param = if surface == Surface::Chat { "messages" } else { "prompt" };
             ApiError::context_length(*prompt_tokens, *context, param)
         }
-        JobFailure::Invalid { message } => ApiError::bad_body("invalid_request", message.clone()),
+        JobFailure::Invalid { message, param: Some(param) } => ApiError::invalid(param.clone(), message.clone()),
+        JobFailure::Invalid { message, param: None } => ApiError::bad_body("invalid_request", message.clone()),
         JobFailure::TimedOut => ApiError::timed_out(),
         JobFailure::DeviceTimedOut => ApiError::device_timed_out(),
         JobFailure::WorkerLost => ApiError::worker_lost(),
         // A client that still listens did not cancel: the service ends, and its patience with it.
         JobFailure::Cancelled => ApiError::shutting_down(),
         JobFailure::Device => ApiError::internal(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens that are parts of a character had offsets behind the end of the text, and as alternatives were one.
+    #[test]
+    fn offsets_and_alternatives_of_parts_of_a_character() {
+        let token = |bytes: &[u8]| Alternative {
+            id: 0,
+            token: String::from_utf8_lossy(bytes).into_owned(),
+            logprob: -1.0,
+            bytes: bytes.to_vec(),
+        };
+        // "aé👋b" in six tokens.
+        let parts: [&[u8]; 6] = [b"a", b"\xc3", b"\xa9", b"\xf0\x9f\x91", b"\x8b", b"b"];
+        let top = vec![token(b"\xf0\x9f"), token(b"\xf0"), token(b"x")];
+        let entries = parts.map(|bytes| TokenLogprob { chosen: token(bytes), top: top.clone() });
+        let logprobs = text_logprobs(&entries, 2);
+        assert_eq!(logprobs.text_offset, [2, 3, 3, 4, 4, 5]);
+        assert_eq!(logprobs.tokens[3..], ["bytes:\\xf0\\x9f\\x91", "bytes:\\x8b", "b"]);
+        assert_eq!(logprobs.top_logprobs[0].len(), 3);
+        // In pieces, as a stream tells them.
+        let begun = characters_begun(b"a\xc3");
+        assert_eq!(text_logprobs(&entries[2..], 2 + begun).text_offset, [3, 4, 4, 5]);
     }
 }

@@ -1,10 +1,10 @@
 //! The two interfaces that generate: from a request's bytes to its answer, whole or as a stream of events.
 
-use super::answer::{Choice, Frame, error_of, stats_of, with_counts};
+use super::answer::{Choice, Frame, characters_begun, error_of, stats_of, with_counts};
 use super::error::{ApiError, ErrorBody};
 use super::request::{self, Ask, Surface};
 use super::{RequestId, Shared, json, read};
-use crate::admission::Ticket;
+use crate::admission::{Place, Ticket};
 use crate::fleet::{FleetError, Lease};
 use crate::job::{JobEvent, JobFailure, PromptLoss, Resident};
 use crate::metrics::{ModelLabels, OutcomeLabels};
@@ -25,7 +25,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{Sleep, sleep_until};
 
 /// Time beside its limit that a worker has to tell that a job's time is over.
@@ -152,11 +152,12 @@ struct Generation {
     usage: Usage,
     stats: Option<Stats>,
     truncation: PromptLoss,
-    saw_piece: bool,
+    /// When the latest piece of each choice came.
+    latest_pieces: HashMap<u32, Instant>,
     is_counted: bool,
     // Held as long as the job runs.
     _lease: Lease,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
     _ticket: Ticket,
 }
 
@@ -171,7 +172,8 @@ impl Generation {
         arrived: Instant,
         deadline: Instant,
     ) -> Result<Self, ApiError> {
-        let place = async { service.admission.place().await.ok_or_else(ApiError::shutting_down) };
+        let rows = ask.job.choices.min(service.fleet.parallel());
+        let place = async { service.admission.place(rows).await.ok_or_else(ApiError::shutting_down) };
         let place = at(deadline, place).await.unwrap_or_else(|| Err(ApiError::timed_out()))?;
         let mut job = ask.job.clone();
         let mut is_second = false;
@@ -215,7 +217,7 @@ impl Generation {
             usage: Usage::default(),
             stats: None,
             truncation,
-            saw_piece: false,
+            latest_pieces: HashMap::new(),
             is_counted: false,
             _lease: lease,
             _place: place,
@@ -248,10 +250,17 @@ impl Generation {
                 self.truncation = truncation;
                 Ok(event)
             }
-            Some(JobEvent::Piece { .. }) => {
-                if !std::mem::replace(&mut self.saw_piece, true) {
-                    let waited = self.arrived.elapsed().as_secs_f64();
-                    self.metrics().first_token.get_or_create(&self.labels()).observe(waited);
+            Some(JobEvent::Piece { choice, .. }) => {
+                let (now, is_first) = (Instant::now(), self.latest_pieces.is_empty());
+                let before = self.latest_pieces.insert(choice, now);
+                let (metrics, labels) = (self.metrics(), self.labels());
+                if is_first {
+                    let waited = now.saturating_duration_since(self.arrived);
+                    metrics.first_token.get_or_create(&labels).observe(waited.as_secs_f64());
+                }
+                if let Some(before) = before {
+                    let between = now.saturating_duration_since(before);
+                    metrics.inter_token.get_or_create(&labels).observe(between.as_secs_f64());
                 }
                 Ok(event)
             }
@@ -292,10 +301,6 @@ impl Generation {
             metrics.cached_tokens.get_or_create(&labels).inc_by(count(stats.cached_prompt_tokens));
             metrics.prefix_hits.get_or_create(&labels).inc();
         }
-        if stats.decode_steps > 0 {
-            let mean = stats.decode_time.as_secs_f64() / stats.decode_steps as f64;
-            metrics.inter_token.get_or_create(&labels).observe(mean);
-        }
     }
 
     fn count_failure(&mut self, failure: &JobFailure) {
@@ -335,15 +340,16 @@ impl Generation {
                     choice.logprobs.extend(logprobs);
                 }
                 Ok(Some(JobEvent::ChoiceEnded { choice, finish_reason, .. })) => {
-                    at_index(&mut choices, choice).finish = Some(finish_reason);
+                    let choice = at_index(&mut choices, choice);
+                    choice.finish = Some(finish_reason);
+                    choice.stats = self.stats.take();
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(failure) => return Err(error_of(&failure, self.frame.surface)),
             }
         }
-        let stats = self.stats.take();
-        Ok(json(StatusCode::OK, &self.frame.whole(choices, self.usage, stats)))
+        Ok(json(StatusCode::OK, &self.frame.whole(choices, self.usage)))
     }
 
     /// Runs on a task of its own, so that a slow client does not hold up the device; what it does not take in is bounded.
@@ -362,7 +368,7 @@ impl Generation {
     }
 
     async fn send(mut self, outbox: Outbox) {
-        // Characters of its tokens that were told, for each choice that was opened.
+        // Characters that begin in its tokens that were told, for each choice that was opened.
         let mut told_chars: HashMap<u32, usize> = HashMap::new();
         // News of the worker that tell the client nothing do not end its silence.
         let mut last_sent = Instant::now();
@@ -402,7 +408,7 @@ impl Generation {
                     let opening = open(choice);
                     let told = told_chars.entry(choice).or_insert(before);
                     let piece = frame.piece(choice, &text, &reasoning, &logprobs, *told);
-                    *told += logprobs.iter().map(|entry| entry.chosen.token.chars().count()).sum::<usize>();
+                    *told += logprobs.iter().map(|entry| characters_begun(&entry.chosen.bytes)).sum::<usize>();
                     vec![opening, Some(piece)]
                 }
                 Ok(Some(JobEvent::ChoiceEnded { choice, finish_reason, .. })) => {

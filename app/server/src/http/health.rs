@@ -28,7 +28,7 @@ pub(super) struct Live {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Ready {
     status: &'static str,
-    /// Why it is not ready: `loading`, `load_failed`, `self_test_failed`, `draining`.
+    /// Why it is not ready: `not_loaded`, `loading`, `load_failed`, `self_test_failed`, `draining`.
     reason: Option<&'static str>,
     draining: bool,
     #[serde(flatten)]
@@ -58,6 +58,7 @@ fn why_not(service: &Service) -> Option<&'static str> {
     }
     match service.fleet.health() {
         Health::Ready => None,
+        Health::Empty => Some("not_loaded"),
         Health::Loading => Some("loading"),
         Health::Failed(FleetError::SelfTestFailed) => Some("self_test_failed"),
         Health::Failed(_) => Some("load_failed"),

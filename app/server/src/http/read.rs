@@ -36,14 +36,11 @@ pub(super) async fn body(
     limit_bytes: usize,
     limit: Duration,
 ) -> Result<Vec<u8>, ApiError> {
-    let claimed = match headers.get(header::CONTENT_LENGTH) {
-        Some(value) => {
-            let length = value.to_str().ok().and_then(|text| text.parse::<u64>().ok());
-            Some(length.ok_or_else(|| ApiError::bad_body("invalid_length", "Content-Length must be an integer"))?)
-        }
-        None if headers.contains_key(header::TRANSFER_ENCODING) => None,
-        None => return Err(ApiError::length_required()),
-    };
+    // One that is no number has not come through the reader of heads.
+    let claimed = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if claimed.is_none() && !headers.contains_key(header::TRANSFER_ENCODING) {
+        return Err(ApiError::length_required());
+    }
     if claimed == Some(0) {
         return Err(ApiError::bad_body("empty_body", "request body cannot be empty"));
     }

@@ -4,7 +4,7 @@ use super::error::ApiError;
 use crate::job::{Job, JobInput};
 use npuhal_models::sampling::SamplingParams;
 use npuhal_models::stop::StopStrings;
-use npuhal_models::template::{ChatInput, ChatMessage};
+use npuhal_models::template::{ChatInput, ChatMessage, OWN_VARIABLES};
 use serde_json::{Map, Value};
 
 /// Characters of a message or a prompt at most, unless configured otherwise.
@@ -249,6 +249,10 @@ fn chat_input(body: &Body, max_chars: usize) -> Result<ChatInput, ApiError> {
             let message = "chat_template_kwargs must be an object";
             return Err(ApiError::invalid("chat_template_kwargs", message));
         };
+        if let Some(name) = OWN_VARIABLES.into_iter().find(|name| kwargs.contains_key(*name)) {
+            let message = format!("chat_template_kwargs names '{name}', which the conversation sets itself");
+            return Err(ApiError::invalid("chat_template_kwargs", message));
+        }
         let bytes = serde_json::to_string(kwargs).map_or(usize::MAX, |text| text.len());
         if bytes > max_chars {
             let message = format!("chat_template_kwargs exceeds {max_chars} bytes");
@@ -284,7 +288,8 @@ fn message(index: usize, value: &Value, max_chars: usize) -> Result<ChatMessage,
         Some(Value::String(role)) if ["system", "user", "assistant"].contains(&role.as_str()) => role,
         Some(Value::String(role)) => {
             let shown: String = role.chars().take(60).collect();
-            return Err(ApiError::invalid(format!("{field}.role"), format!("unsupported message role: {shown}")));
+            let message = format!("unsupported message role: {shown}; known are system, developer, user and assistant");
+            return Err(ApiError::invalid(format!("{field}.role"), message));
         }
         _ => return Err(ApiError::invalid(format!("{field}.role"), "message role must be a string")),
     };

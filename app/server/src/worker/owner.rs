@@ -241,7 +241,7 @@ impl Desk<'_> {
         }
         let request = GenerationRequest {
             sampling,
-            stop: StopStrings::new(job.stop.iter().cloned()).map_err(|error| invalid(&error))?,
+            stop: StopStrings::new(job.stop.iter().cloned()).map_err(|error| invalid(Some("stop"), &error))?,
             logprobs: job.logprobs.map(|top| top as usize),
             thinking: self.thinking(&job.input, &prompt),
             ..GenerationRequest::greedy(prompt, max_tokens)
@@ -252,24 +252,29 @@ impl Desk<'_> {
     /// The ids of the prompt: cut to the context where that is wanted, else refused where there is no room for a token.
     fn prompt(&self, job: &Job, positions: usize) -> Result<(Vec<TokenId>, PromptLoss), JobFailure> {
         let max_tokens = job.max_tokens.map(|tokens| tokens as usize);
+        let field = match &job.input {
+            JobInput::Chat(_) => "messages",
+            JobInput::Text(_) => "prompt",
+        };
         let cuts = self.overflow == Overflow::Truncate;
         let (ids, truncation) = match &job.input {
             JobInput::Chat(input) => {
-                let prompter = self.prompter.as_ref().map_err(invalid)?;
+                let prompter = self.prompter.as_ref().map_err(|error| invalid(None, error))?;
                 if cuts {
                     let fitted = prompter.fitted(input, max_tokens, positions, self.overflow);
-                    let fitted = fitted.map_err(|error| invalid(&error))?;
+                    let fitted = fitted.map_err(|error| invalid(Some(field), &error))?;
                     (fitted.ids, PromptLoss::Chat(fitted.truncation))
                 } else {
-                    let ids = prompter.whole(input).map_err(|error| invalid(&error))?;
+                    let ids = prompter.whole(input).map_err(|error| invalid(Some(field), &error))?;
                     (ids, PromptLoss::Chat(Truncation::default()))
                 }
             }
             JobInput::Text(text) => {
-                let ids = text_ids(self.tokenizer, text, Specials::Plain).map_err(|error| invalid(&error))?;
+                let ids =
+                    text_ids(self.tokenizer, text, Specials::Plain).map_err(|error| invalid(Some(field), &error))?;
                 if cuts {
                     let fitted = fitted_text(&ids, max_tokens, positions, self.overflow);
-                    let fitted = fitted.map_err(|error| invalid(&error))?;
+                    let fitted = fitted.map_err(|error| invalid(Some(field), &error))?;
                     (fitted.ids, PromptLoss::Text(fitted.truncation))
                 } else {
                     (ids, PromptLoss::Text(PromptTruncation::default()))
@@ -277,7 +282,7 @@ impl Desk<'_> {
             }
         };
         match ids.len() {
-            0 => Err(JobFailure::Invalid { message: "the prompt has no tokens".to_owned() }),
+            0 => Err(invalid(Some(field), &"the prompt has no tokens")),
             found if found >= positions => {
                 Err(JobFailure::ContextLengthExceeded { prompt_tokens: found, context: positions })
             }
@@ -335,8 +340,8 @@ fn ended_event(choice: u32, generation: Generation) -> JobEvent {
     JobEvent::ChoiceEnded { choice, finish_reason: stats.finish_reason, stats }
 }
 
-fn invalid(error: &impl ToString) -> JobFailure {
-    JobFailure::Invalid { message: error.to_string() }
+fn invalid(param: Option<&str>, error: &impl ToString) -> JobFailure {
+    JobFailure::Invalid { message: error.to_string(), param: param.map(str::to_owned) }
 }
 
 fn of_request(error: RequestError, context: usize) -> JobFailure {
@@ -344,7 +349,8 @@ fn of_request(error: RequestError, context: usize) -> JobFailure {
         RequestError::PromptTooLong { prompt_tokens, .. } => {
             JobFailure::ContextLengthExceeded { prompt_tokens, context }
         }
-        error => invalid(&error),
+        RequestError::UnknownBias { .. } => invalid(Some("logit_bias"), &error),
+        error => invalid(None, &error),
     }
 }
 
