@@ -47,7 +47,7 @@ pub(crate) fn ask_ahead(at: *const u8, bytes: usize) {
     }
 }
 
-/// What a GEMV kernel works on: `count` groups that follow each other, and one to [`MOST_ROWS`] input rows that do as well.
+/// What a GEMV kernel works on: `count` groups that follow each other, and one to eight input rows that do as well.
 #[derive(Debug, Clone, Copy)]
 pub struct GemvJob {
     pub(crate) weight_type: WeightType,
