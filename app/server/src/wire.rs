@@ -390,7 +390,7 @@ pub struct TextChoice {
 /// Log probabilities of a text; lists of one length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TextLogprobs {
-    /// Texts of the tokens; bytes that are no UTF-8 by themselves as `bytes:\\xF0\\x9F`.
+    /// Texts of the tokens; bytes that are no UTF-8 by themselves as `bytes:\xf0\x9f`.
     pub tokens: Vec<String>,
     /// Natural logarithms of their probabilities.
     pub token_logprobs: Vec<f64>,

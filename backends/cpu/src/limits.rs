@@ -21,7 +21,7 @@ pub fn read(pool: &Pool, bytes: &[u8]) -> Result<u64, JobPanicked> {
         let part = &bytes[item * READ_BYTES..bytes.len().min((item + 1) * READ_BYTES)];
         let mut lanes = [0u64; 16];
         for chunk in part.as_chunks::<128>().0 {
-            // As the kernels do: a loop that waits for its bytes is no limit.
+            // As the AVX2 kernels do.
             #[cfg(target_arch = "x86_64")]
             crate::gemv::ask_ahead(chunk.as_ptr(), chunk.len());
             for (lane, word) in lanes.iter_mut().zip(chunk.as_chunks::<8>().0) {
